@@ -164,13 +164,11 @@ class AppendLog:
             self.entries_since = 0
             self.bytes_since = 0
             if kept is not None:
-                kept.marks.append((context.timestamp, kept.total))
+                kept.mark(context.timestamp)
         self.entries_since += 1
         self.bytes_since += size
         if kept is not None:
-            kept.learn(context.timestamp)
-            kept.total += size + long
-            kept.newest = context.timestamp
+            kept.add(context.timestamp, size + long)
 
     def _trim(self, context: Context, frames: Sequence[Frame], effects: list[Effect]) -> None:
         """Drop what no limit covers; a timer sees to what will only grow old."""
@@ -185,16 +183,14 @@ class AppendLog:
             if number:
                 offset, index = self.anchors[number]
                 self._start_at(offset, Position(index, 0), frames, effects)
-        if not kept.due:
-            kept.due = kept.next_due(now, self.start == self.end)
-            if kept.due:
-                effects.append(Timer(TIMER, kept.due))
+        if not kept.due and kept.set_timer(now, self.start == self.end):
+            effects.append(Timer(TIMER, kept.due))
 
     def on_timer(self, context: Context, name: str) -> Applied:
         """Drop what has grown too old."""
         effects: list[Effect] = []
         if self.retention is not None:
-            self.retention.due = 0
+            self.retention.stop_timer()
             self._trim(context, (), effects)
         return Applied(b"", effects)
 
@@ -216,7 +212,7 @@ class AppendLog:
         passed = max(0, bisect_right(self.anchors, (offset, position.index)) - 1)
         del self.anchors[:passed]
         if self.retention is not None:
-            del self.retention.marks[:passed]
+            self.retention.drop_marks(passed)
         del self.holes[: bisect_left(self.holes, (*position, 0))]
 
     def _cut(self, offset: int, position: Position, frames: Sequence[Frame], effects: list[Effect]) -> None:
@@ -348,10 +344,10 @@ class AppendLog:
         assert kept is not None
         if policy.ms and not AGE_MS_MIN <= policy.ms <= AGE_MS_MAX:
             return Reject("bad_request", f"records are kept for {AGE_MS_MIN} to {AGE_MS_MAX} ms, not for {policy.ms}")
-        kept.policy = policy
+        kept.limit(policy)
         if kept.due:
             # It is set anew when this entry is applied, if it is still of use.
-            kept.due = 0
+            kept.stop_timer()
             effects.append(Timer(TIMER, None))
         return TRUNCATE_REPLY.pack(self.start)
 

@@ -47,6 +47,25 @@ class Retention:
         self.newest = 0
         self.due = 0
 
+    def limit(self, policy: Policy) -> None:
+        """Keep what this policy says from now on."""
+        self.policy = policy
+
+    def mark(self, stamp: int) -> None:
+        """Begin a stretch with a record of this time."""
+        self.marks.append((stamp, self.total))
+
+    def drop_marks(self, count: int) -> None:
+        """Forget the oldest stretches."""
+        del self.marks[:count]
+
+    def add(self, stamp: int, size: int) -> None:
+        """Count an entry of the last stretch."""
+        if self.marks[0][0] == UNKNOWN:
+            self.learn(stamp)
+        self.total += size
+        self.newest = stamp
+
     def learn(self, stamp: int) -> None:
         """Learn log time from an entry: what is not known of earlier ones is at most this."""
         if self.marks and self.marks[0][0] == UNKNOWN:
@@ -81,13 +100,18 @@ class Retention:
         """Return whether the last record, too, is older than the limit."""
         return bool(self.policy.ms) and now - self.newest > self.policy.ms
 
-    def next_due(self, now: int, empty: bool) -> int:
-        """Return when something has to go because of its age; 0: never, as things are."""
+    def set_timer(self, now: int, empty: bool) -> bool:
+        """Set `due` to when something has to go because of its age; return False if it never has to, as things are."""
         age = self.policy.ms
         if not age or empty:
-            return 0
+            return False
         oldest = self.marks[1][0] if len(self.marks) > 1 else self.newest
-        return max(oldest + age + 1, now + age // WAITS)
+        self.due = max(oldest + age + 1, now + age // WAITS)
+        return True
+
+    def stop_timer(self) -> None:
+        """Forget when the timer was to ring."""
+        self.due = 0
 
     def pack(self) -> list[Any]:
         """Return the policy and its marks for a snapshot."""

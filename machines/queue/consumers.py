@@ -106,6 +106,12 @@ class Consumer:
         self._gone(found)
         return found
 
+    def prolong(self, ms: int) -> None:
+        """Prolong the lease of all that it holds, and when that expires."""
+        for held in self.held:
+            held.run.prolong(ms)
+        self.held = [held._replace(deadline=held.deadline + ms) for held in self.held]
+
     def drop_late(self, now: int) -> list[Held]:
         """Take what it should have settled by now from it."""
         late = [held for held in self.held if held.deadline <= now]

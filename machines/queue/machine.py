@@ -21,7 +21,6 @@ from logyard.engine.machine import (
     Effect,
     End,
     Frame,
-    Monitor,
     PayloadRange,
     PayloadRef,
     Reject,
@@ -129,7 +128,7 @@ class Queue:
         state.keep_length()
         if own is not None:
             state.commands(context, own)
-        effects, state.effects = state.effects, []
+        effects = state.finish()
         if state.ended:
             effects.append(End())
         return effects
@@ -235,7 +234,6 @@ class Queue:
                 return wire.PUBLISH_REPLY.pack(0, 0)
         ttl = min(wanted.ttl_ms or options.ttl_ms, options.ttl_ms or wanted.ttl_ms)
         if due > state.now:
-            state.next_number += count
             state.delay(run, due, ttl, wanted.at and context.version > 1)
         else:
             state.publish(run, state.now + ttl if ttl else 0)
@@ -269,9 +267,7 @@ class Queue:
         if consumer is None:
             if len(state.consumers) >= CONSUMERS_MAX:
                 raise Reject("queue_full", f"a queue has at most {CONSUMERS_MAX} consumers")
-            consumer = Consumer((frame.session, number), state.next_serial, dead=bool(flags & wire.DEAD))
-            state.next_serial += 1
-            state.effects.append(Monitor(frame.session))
+            consumer = state.admit((frame.session, number), bool(flags & wire.DEAD))
         elif consumer.dead != bool(flags & wire.DEAD):
             raise Reject("bad_request", "a consumer can't turn to the dead letters, or from them")
         consumer.auto, consumer.priority, consumer.lease_ms = bool(flags & wire.AUTO), priority, lease
@@ -328,10 +324,7 @@ class Queue:
     def _resend(self, context: Context, frame: Frame) -> bytes:
         _, number, tag = _unpack(wire.RESEND_COMMAND, frame)
         consumer = self._consumer(frame, number)
-        # Everything from that tag on, and a bit more where a run began before it: the client knows what it has.
-        lost = [held for held in consumer.held if held.tag + held.run.count > tag]
-        self.state.effects += deliveries(consumer, lost, tag)
-        return _counted(sum(held.run.count for held in lost))
+        return _counted(self.state.resend(consumer, tag))
 
     def _cancel(self, context: Context, frame: Frame) -> bytes:
         ids = frame.commands[wire.CANCEL_HEAD.size :]

@@ -96,6 +96,27 @@ class Run:
         self.sizes = self.sizes[4 * count :]
         return front
 
+    def enter(self, number: int, expires: int, reason: int = 0) -> None:
+        """Take a new place in a shelf's order. `reason`: why that is the one of the dead letters."""
+        self.number, self.expires, self.reason = number, expires, reason
+
+    def prolong(self, ms: int) -> None:
+        """Let its messages expire so much later, if they do."""
+        if self.expires:
+            self.expires += ms
+
+    def fail(self) -> None:
+        """Count a delivery that failed."""
+        self.deliveries += 1
+
+    def wait(self, waits: bool) -> None:
+        """Note whether it lies on a shelf."""
+        self.waits = waits
+
+    def extend(self, count: int) -> None:
+        """Count messages that continue it as its own."""
+        self.count += count
+
     def continues(self, other: Run) -> bool:
         """Return whether its messages come right behind `other`'s, and are like them."""
         return (
@@ -144,9 +165,9 @@ class Shelf:
         self.bytes += run.bytes
         last = self.fresh[-1] if self.fresh else None
         if last is not None and last.count and run.continues(last):
-            last.count += run.count
+            last.extend(run.count)
             return False
-        run.waits = True
+        run.wait(True)
         self.fresh.append(run)
         return True
 
@@ -154,7 +175,7 @@ class Shelf:
         """Put a run back where it was."""
         self.messages += run.count
         self.bytes += run.bytes
-        run.waits = True
+        run.wait(True)
         heapq.heappush(self.returned, (run.number, run))
 
     def take(self, most: int, room: int, at_least_one: bool) -> list[Run]:
@@ -177,7 +198,7 @@ class Shelf:
         self.messages -= run.count
         self.bytes -= run.bytes
         gone = run.cut(run.count)
-        run.waits = False
+        run.wait(False)
         self._stale += 1
         if self._stale > STALE_MAX and 2 * self._stale > len(self.fresh) + len(self.returned):
             self.fresh = deque(run for run in self.fresh if run.count)
@@ -207,7 +228,7 @@ class Shelf:
                 heapq.heappop(self.returned)
             else:
                 self.fresh.popleft()
-            run.waits = False
+            run.wait(False)
         else:
             run = head.cut(count)
             if from_returned:

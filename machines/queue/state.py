@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from logyard.engine.machine import Context, Effect, Position, Release, Timer
+from logyard.engine.machine import Context, Effect, Monitor, Position, Release, Timer
 
 from .command import CREDIT_MAX
 from .consumers import Consumer, Held, deliveries
@@ -99,6 +99,11 @@ class QueueState:
         for first, end in own:
             self._release(Position(index, first), Position(index, end))
 
+    def finish(self) -> list[Effect]:
+        """Hand over what the entry under way asks for."""
+        effects, self.effects = self.effects, []
+        return effects
+
     def _release(self, first: Position, end: Position) -> None:
         last = self.effects[-1] if self.effects else None
         if isinstance(last, Release) and last.end == first:
@@ -160,11 +165,9 @@ class QueueState:
                 self.delayed[number] = one._replace(due=one.due + ms)
         for shelf in self.shelves:
             for run in shelf:
-                run.expires += ms if run.expires else 0
+                run.prolong(ms)
         for consumer in self.consumers.values():
-            for held in consumer.held:
-                held.run.expires += ms if held.run.expires else 0
-            consumer.held = [held._replace(deadline=held.deadline + ms) for held in consumer.held]
+            consumer.prolong(ms)
         if self.unused_since:
             self.unused_since += ms
         self._due = [(one.due, number) for number, one in self.delayed.items()]
@@ -204,6 +207,8 @@ class QueueState:
     def delay(self, run: Run, due: int, ttl_ms: int, at: bool = False) -> None:
         """Keep messages for later, each of which can be cancelled by its id. `at`: when that is does not move."""
         self.take_in(run)
+        # Their ids are numbers of the queue's order, which they enter when they are due.
+        self.next_number += run.count
         self.delays += 0 if at else run.count
         while run.count:
             one = run.cut(1)
@@ -229,9 +234,8 @@ class QueueState:
         return count
 
     def _enqueue(self, run: Run, expires: int) -> None:
-        run.number = self.next_number
+        run.enter(self.next_number, expires)
         self.next_number += run.count
-        run.expires = expires
         if self.shelves[run.priority].put(run):
             self._watch(run)
 
@@ -277,7 +281,7 @@ class QueueState:
             self.release(run)
             return
         self.counts["dead_lettered"] += run.count
-        run.number, run.reason, run.expires = self.next_dead, reason, 0
+        run.enter(self.next_dead, 0, reason)
         self.next_dead += run.count
         self.dead.put(run)
         over = self.dead.messages - self.options.dead_max_length
@@ -323,7 +327,8 @@ class QueueState:
         limit = self.options.delivery_limit
         for _, run, _ in held:
             self.counts["returned"] += run.count
-            run.deliveries += counted
+            if counted:
+                run.fail()
             if consumer.dead:
                 self.dead.put_back(run)
             elif limit and run.deliveries >= limit:
@@ -336,6 +341,13 @@ class QueueState:
                 self._watch(run)
 
     # Who gets what
+
+    def admit(self, key: tuple[int, int], dead: bool) -> Consumer:
+        """Return a new consumer, whose session is watched from now on."""
+        consumer = Consumer(key, self.next_serial, dead=dead)
+        self.next_serial += 1
+        self.effects.append(Monitor(key[0]))
+        return consumer
 
     def attach(self, consumer: Consumer) -> None:
         """Attach a consumer that begins, or changes what it is."""
@@ -358,6 +370,13 @@ class QueueState:
             self._deal(self._candidates(), False)
         if self.dead.messages and not self.ended:
             self._deal([one for one in self.consumers.values() if one.dead], True)
+
+    def resend(self, consumer: Consumer, tag: int) -> int:
+        """Deliver what it holds from `tag` on once more, and a bit more where a run began before it; return how many
+        messages that are."""
+        lost = [held for held in consumer.held if held.tag + held.run.count > tag]
+        self.effects += deliveries(consumer, lost, tag)
+        return sum(held.run.count for held in lost)
 
     def _candidates(self) -> list[Consumer]:
         living = [one for one in self.consumers.values() if not one.dead]
