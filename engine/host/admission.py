@@ -221,6 +221,10 @@ class Admission:
         """Let clients come in from here on: `receiving()` bytes are allocated for frames that are not complete."""
         self.receiving = receiving
 
+    def unqueue(self, size: int) -> None:
+        """Take frames of `size` bytes from what waits for its turn: they are proposed."""
+        self.queued -= size
+
     def drop(self, size: int) -> None:
         """Drop frames of `size` bytes that waited for their turn and were answered without one."""
         self.queued -= size

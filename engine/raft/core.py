@@ -260,6 +260,10 @@ class Raft:
             election.step_down(self, self.term)
         self.stopped = True
 
+    def give_way(self) -> None:
+        """Never campaign from here on, and hand leadership over. The host has the member ticked."""
+        self.may_lead = False
+
     # ---- in: time, nodes, links
 
     def tick(self) -> None:

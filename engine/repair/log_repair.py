@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Set
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import trio
@@ -199,9 +200,8 @@ class LogRepair:
         self.barred.add(uid)
         state = self._stored_state(uid)
         start = blank(uid, state, recovered)
-        kept = start if state is None else state
         # Its promises outlive the WAL; the rest is given up only when somebody can bring it back.
-        kept.term, kept.vote, kept.floor = start.term, start.vote, start.floor
+        kept = start if state is None else replace(state, term=start.term, vote=start.vote, floor=start.floor)
         self._store(uid, damaged, [kept.put()])
 
     def admit(self, spec: Spec) -> Member:

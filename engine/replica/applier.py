@@ -123,7 +123,7 @@ class Applier:
 
     def _entry(self, member: Member, entry: Entry) -> None:
         if entry.kind != COMMANDS:
-            member.log_time = max(member.log_time, timestamp_of(entry.data))
+            member.reach(timestamp_of(entry.data))
             owed = member.proposals.settle(entry.index)
             if owed is not None:
                 _fail(owed.frames, NotLeader(member.raft.leader))
@@ -133,7 +133,7 @@ class Applier:
         data = entry.data
         _, flags, _, _, records, _, index, term, stamp, _ = ENTRY.unpack_from(data)
         if stamp > member.log_time:
-            member.log_time = stamp
+            member.reach(stamp)
         frames = frames_of(data)
         context = Context(member.spec.uid, index, term, stamp, member.version, records)
         batch: Batch | None = None
@@ -165,7 +165,7 @@ class Applier:
         """Apply an entry of commands anew after a fault, or for a machine that is built anew, without what was
         skipped; who still waits for it is answered."""
         context = context_of(member, entry)
-        member.log_time = max(member.log_time, context.timestamp)
+        member.reach(context.timestamp)
         began = member.sessions is None
         batch = member.run_again(context, entry, self._on_delete)
         self._table_began(member, began)

@@ -231,8 +231,7 @@ class Effects:
         state = member.kept
         if state is None or member.raft.role != LEADER or member.state != RUNNING:
             return
-        todo, state.todo = state.todo, []
-        for key in todo:
+        for key in state.take_todo():
             command = state.appends.get(key)
             if command is not None:
                 self._commands.propose(member, "append", *key, command, sink=_Again(member, state.put_append, key))

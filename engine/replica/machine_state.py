@@ -72,6 +72,11 @@ class MachineState:
         """Put back an append whose proposal failed."""
         self.todo.append(key)
 
+    def take_todo(self) -> list[tuple[int, int]]:
+        """Hand over the follow-ups that are to be proposed now."""
+        todo, self.todo = self.todo, []
+        return todo
+
     def add_append(self, index: int, command: bytes, leading: bool) -> None:
         """Remember a follow-up of the entry at `index`. Numbers of one index count from 0."""
         if index != self._index:

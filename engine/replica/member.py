@@ -61,6 +61,14 @@ class Halt:
         """For people: (index, ordinal)."""
         return f"({self.index}, {self.ordinal if self.records else '?'})"
 
+    def searched(self, index: int) -> None:
+        """Note that the entries up to this one were searched for a skip of it."""
+        self.scanned = index
+
+    def built_half(self) -> None:
+        """Note that its command is done with, and the machine is to be built anew."""
+        self.half_built = True
+
     def covers(self, index: int, ordinal: int) -> bool:
         """Return whether a skip of (index, ordinal) is one of the frame that failed."""
         return index == self.index and (not self.records or self.first <= ordinal < self.first + self.records)
@@ -212,7 +220,7 @@ class Member(Replicated):
         self.state = HALTED
         self.reason = reason = halt.reason
         if halt.version:
-            self.raft.may_lead = False
+            self.raft.give_way()
         error = GroupStopped(f"group {self.spec.name!r} is halted: {reason}")
         self.proposals.fail(error)
         lost = f"group {self.spec.name!r} halted while the command was under way: {reason}"
@@ -225,6 +233,11 @@ class Member(Replicated):
     def hibernate(self) -> None:
         """Stand for nothing any more: the group is a row now."""
         self.state = ASLEEP
+
+    def reach(self, stamp: int) -> None:
+        """Note the log time of an entry that is applied."""
+        if stamp > self.log_time:
+            self.log_time = stamp
 
     def heard(self, now_ns: int) -> None:
         """Note when log time had come as far as it is known here."""
@@ -283,7 +296,7 @@ class Member(Replicated):
 
     def stand_still(self, halt: Halt) -> None:
         """Wait at a halt until the machine could be built anew; a skip that was found is not looked for once more."""
-        halt.half_built = True
+        halt.built_half()
         self.halt, self.state, self.reason = halt, HALTED, halt.reason
 
     def forget_halt(self) -> None:

@@ -51,12 +51,14 @@ DROP = Dropped()
 
 
 class Admission(Protocol):
-    """Where the bytes of frames are counted: `queued` those that wait for their turn."""
-
-    queued: int
+    """Where the bytes of frames are counted, those that wait for their turn and those that were not answered yet."""
 
     def admit(self, holder: ProposalQueue, size: int, reserved: bool) -> None:
         """Count a frame, or raise what says why it can't be taken."""
+        ...
+
+    def unqueue(self, size: int) -> None:
+        """Count frames as proposed that waited for their turn."""
         ...
 
     def drop(self, size: int) -> None:
@@ -325,7 +327,7 @@ class ProposalQueue:
                 size += len(pending.frame)
                 records += pending.records
             self.queue_bytes -= size
-            admission.queued -= size
+            admission.unqueue(size)
             index = raft.log.last_index + 1
             entry = build_commands(raft.uid, index, raft.term, now, [pending.frame for pending in frames])
             try:

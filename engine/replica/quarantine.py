@@ -152,7 +152,7 @@ class Quarantine:
         commit = member.raft.commit
         while halt.scanned < commit:
             for entry in self._log.log_entries(member, halt.scanned + 1, commit, SCAN_BYTES):
-                halt.scanned = entry.index
+                halt.searched(entry.index)
                 if entry.kind != COMMANDS or not is_guarded(entry.data):
                     continue
                 for frame in frames_of(entry.data):

@@ -57,6 +57,9 @@ class Core:
         self.log.terms[entry.index] = self.term
         self.proposed.append((entry, reserved))
 
+    def give_way(self) -> None:
+        self.may_lead = False
+
     def on_applied(self, index: int) -> None:
         assert index == self.applied + 1, "in order, each once"
         self.applied = index
@@ -72,6 +75,9 @@ class Books:
             raise Busy("full", 0.1)
         self.queued += size
         self.inflight += size
+
+    def unqueue(self, size: int) -> None:
+        self.queued -= size
 
     def drop(self, size: int) -> None:
         self.queued -= size
