@@ -73,7 +73,7 @@ class Queue:
                 handler = HANDLERS.get(kind)
                 if handler is None:
                     raise malformed(f"it begins with {kind:#x}")
-                replies.append(handler(self, context, frame))
+                replies.append(handler(self, frame))
             except Reject as reject:
                 replies.append(reject)
                 continue
@@ -256,7 +256,7 @@ class Queue:
             state.dispatch()
         raise Reject("queue_full", f"{state.ready} messages of {state.ready_bytes} bytes wait: no room for {records}")
 
-    def _attach(self, context: Context, frame: Frame) -> bytes:
+    def _attach(self, frame: Frame) -> bytes:
         _, number, flags, priority, credit, size, lease = _unpack(wire.ATTACH_COMMAND, frame)
         if not frame.session:
             raise Reject("bad_request", "a consumer belongs to a session")
@@ -275,14 +275,14 @@ class Queue:
         state.attach(consumer)
         return _counted(0)
 
-    def _detach(self, context: Context, frame: Frame) -> bytes:
+    def _detach(self, frame: Frame) -> bytes:
         _, number = _unpack(wire.DETACH_COMMAND, frame)
         consumer = self.state.consumers.get((frame.session, number))
         if consumer is not None:
             self.state.detach(consumer, counted=False)
         return _counted(0)
 
-    def _flow(self, context: Context, frame: Frame) -> bytes:
+    def _flow(self, frame: Frame) -> bytes:
         _, number, credit, size = _unpack(wire.CREDIT_COMMAND, frame)
         consumer = self._consumer(frame, number)
         if not consumer.auto:
@@ -290,7 +290,7 @@ class Queue:
         consumer.credit, consumer.credit_bytes = _credit(credit, size)
         return _counted(0)
 
-    def _settle(self, context: Context, frame: Frame) -> bytes:
+    def _settle(self, frame: Frame) -> bytes:
         if len(frame.commands) < wire.SETTLE_HEAD.size:
             raise malformed("it is cut short")
         _, number, what = wire.SETTLE_HEAD.unpack_from(frame.commands)
@@ -301,7 +301,7 @@ class Queue:
         held = consumer.drop(ranges)
         count = sum(one.run.count for one in held)
         if what == wire.ACK:
-            state.settle(consumer, held)
+            state.settle(held)
         elif what == wire.REJECT:
             state.reject(consumer, held)
         else:
@@ -309,7 +309,7 @@ class Queue:
             state.give_back(consumer, held, counted=True)
         return _counted(count)
 
-    def _extend(self, context: Context, frame: Frame) -> bytes:
+    def _extend(self, frame: Frame) -> bytes:
         if len(frame.commands) < wire.EXTEND_HEAD.size:
             raise malformed("it is cut short")
         _, number = wire.EXTEND_HEAD.unpack_from(frame.commands)
@@ -321,18 +321,18 @@ class Queue:
             self.state.at(deadline)
         return _counted(count)
 
-    def _resend(self, context: Context, frame: Frame) -> bytes:
+    def _resend(self, frame: Frame) -> bytes:
         _, number, tag = _unpack(wire.RESEND_COMMAND, frame)
         consumer = self._consumer(frame, number)
         return _counted(self.state.resend(consumer, tag))
 
-    def _cancel(self, context: Context, frame: Frame) -> bytes:
+    def _cancel(self, frame: Frame) -> bytes:
         ids = frame.commands[wire.CANCEL_HEAD.size :]
         if not ids or len(ids) % wire.ID.size:
             raise malformed("ids are needed")
         return _counted(self.state.cancel(number for (number,) in wire.ID.iter_unpack(ids)))
 
-    def _purge(self, context: Context, frame: Frame) -> bytes:
+    def _purge(self, frame: Frame) -> bytes:
         _, which = _unpack(wire.PURGE_COMMAND, frame)
         if not which or which & ~(wire.READY | wire.DELAYED | wire.DEAD_LETTERS):
             raise malformed("what is to be purged?")
@@ -341,7 +341,7 @@ class Queue:
         state.counts["purged"] += count
         return _counted(count)
 
-    def _touch(self, context: Context, frame: Frame) -> bytes:
+    def _touch(self, frame: Frame) -> bytes:
         return _counted(0)
 
     def _consumer(self, frame: Frame, number: int) -> Consumer:
@@ -351,7 +351,7 @@ class Queue:
         return consumer
 
 
-Handler: TypeAlias = Callable[[Queue, Context, Frame], bytes]
+Handler: TypeAlias = Callable[[Queue, Frame], bytes]
 HANDLERS: Mapping[int, Handler] = MappingProxyType(
     {
         wire.ATTACH: Queue._attach,

@@ -307,7 +307,7 @@ class QueueState:
             self.counts["dropped"] += run.count
             self.bury(run, DROPPED)
 
-    def settle(self, consumer: Consumer, held: list[Held]) -> None:
+    def settle(self, held: list[Held]) -> None:
         """Settle what a consumer held: it is done for good."""
         for one in held:
             self.counts["acknowledged"] += one.run.count
