@@ -80,14 +80,6 @@ class Liveness:
             self._absorb()
         return changed
 
-    def fold(self, index: int, records: int) -> bool:
-        """Return whether all of the `records` records of entry `index` are dead, and then remember it as one dead
-        entry. No host asks yet: machines release whole entries themselves (docs/status.md)."""
-        if self.is_entry_dead(index, records):
-            self.release((index, 0), (index + 1, 0))
-            return True
-        return False
-
     def _add(self, first: tuple[int, int], end: tuple[int, int]) -> bool:
         """Add a range behind the prefix."""
         index, ordinal = first

@@ -27,8 +27,6 @@ from ..workload import Workload
 
 MIB = 1 << 20
 YOUNG, OLD = "young", "old"
-MODES = (YOUNG, OLD)
-SIZE_MIN = 4096
 ROUND_BYTES = 4 * MIB
 """Appended between two truncations."""
 YOUNG_SHARE = 16

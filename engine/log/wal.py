@@ -421,10 +421,6 @@ class Wal:
         """End one `pin`."""
         self._files.unpin(file)
 
-    def payload_fd(self, file: int) -> int:
-        """Return a descriptor for reads at `Entry.offset`, valid under a pin. Raises `Gone`."""
-        return self._files.fd(file)
-
     def read_payload(self, file: int, offset: int, length: int) -> bytes:
         """Return `length` bytes at `offset`, from any thread; the caller checks the hash. Raises `Gone` or
         `Corrupt`."""

@@ -286,13 +286,6 @@ class WalFiles:
             del self._files[epoch]
         self._retire(epoch, file)
 
-    def fd(self, epoch: int) -> int:
-        """Return the descriptor of a file in use; only valid under a pin. Raises `Gone`."""
-        file = self._files.get(epoch)
-        if file is None:
-            raise Gone(f"WAL file {epoch} was recycled")
-        return file.fd
-
     def read(self, epoch: int, offset: int, length: int) -> bytes:
         """Return payload bytes, whose hash the caller checks. Raises `Gone`, or `Corrupt` when the disk can't give
         them."""

@@ -17,7 +17,7 @@ from logyard.protocol.errors import Busy, LogyardError, Refused
 from ..raft.core import LEADER
 from ..transport.blobs import MACHINE_VERSIONS, SendBlob
 from .heartbeats import Commands
-from .member import HALTED, RUNNING, Member
+from .member import RUNNING, Member
 from .submit import check_leader
 
 log = logging.getLogger(__name__)
@@ -158,8 +158,3 @@ class Versions:
         known = sorted((self.knows(node, kind) for node in voters), reverse=True)
         enough = -(-len(known) * self._percent // 100)
         return known[max(enough, len(known) // 2 + 1) - 1]
-
-
-def must_wait(member: Member) -> bool:
-    """Return whether a member has stopped applying until its process knows a newer machine."""
-    return member.state == HALTED and member.halt is not None and member.halt.version > 0

@@ -112,7 +112,7 @@ class Link:
     """
 
     __slots__ = (
-        "lane", "connected", "lossy", "queued", "dropped", "sent_frames", "sent_bytes", "error",
+        "lane", "connected", "lossy", "queued", "dropped", "sent_bytes", "error",
         "_limit", "_queue", "_write", "_scope", "_lot", "_busy", "_on_drained",
     )  # fmt: skip
 
@@ -122,7 +122,6 @@ class Link:
         self.lossy = False
         self.queued = 0
         self.dropped = 0
-        self.sent_frames = 0
         self.sent_bytes = 0
         self.error = ""
         self._limit = limit
@@ -145,7 +144,6 @@ class Link:
             if write is not None and not self.lossy:
                 self._overflow()
             return False
-        self.sent_frames += 1
         self.sent_bytes += size
         if self._busy:
             self._queue += frame

@@ -24,7 +24,7 @@ class State:
     """See the module. `released` collects (index, ordinal) of payloads that nobody can name any more."""
 
     __slots__ = (
-        "revision", "compacted", "keys", "live", "gone", "history", "leases", "released", "_events", "_draft",
+        "revision", "compacted", "keys", "live", "gone", "history", "leases", "released", "_events",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -38,7 +38,6 @@ class State:
         self.leases = Leases()
         self.released: list[tuple[int, int]] = []
         self._events: list[Event] = []
-        self._draft: immutables.MapMutation[bytes, Version] | None = None
 
     # Changes: of one revision, until `commit`.
 

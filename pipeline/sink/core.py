@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 RANGES_MAX = 1_000_000
 MANIFEST_BYTES_MAX = 32 << 20
-READ_RECORDS = 1000
 READ_BYTES = 8 << 20
 HOOK: Callable[[str], None] | None = None
 """Of tests alone: called with the name of each step that a crash may come before."""

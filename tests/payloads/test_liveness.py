@@ -119,12 +119,12 @@ def test_every_flipped_bit_and_every_cut_of_a_live_set_is_found() -> None:
             decode_live_set(data[:size])
 
 
-def test_folding_moves_the_prefix_over_entries_released_record_by_record() -> None:
+def test_a_whole_release_moves_the_prefix_over_entries_released_record_by_record() -> None:
     found = Liveness()
     for index in range(1, 2000):
         for ordinal in (2, 0, 1):
             found.release((index, ordinal), (index, ordinal + 1))
-        assert found.fold(index, 3) and not found.fold(index + 1, 3)
+        found.release((index, 0), (index + 1, 0))
     assert found == Liveness(2000) and found.released_before == Position(2000, 0)
     assert (found._entries, found._tails, found._parts) == (None, None, None)
 

@@ -45,7 +45,6 @@ def test_payload_bytes_lie_where_the_entry_says_and_go_there_unjoined(tmp_path: 
     for entry in entries:
         assert entry.file == wal.current
         assert wal.read_payload(entry.file, entry.offset, entry.body_bytes) == payload(entry)
-        assert os.pread(wal.payload_fd(entry.file), entry.body_bytes, entry.offset) == payload(entry)
     wal.close()
     memory, _ = recover(disk, str(tmp_path))
     for (_, found), entry in zip(memory.found, entries, strict=True):
@@ -301,7 +300,7 @@ def test_reads_of_a_recycled_file_and_pins(tmp_path: Path) -> None:
     wal.write([WalItem(7, [entry])])
     wal.roll()
     wal.pin(entry.file)
-    fd = wal.payload_fd(entry.file)
+    fd, _ = wal.stock.descriptor(entry.file)
     assert not wal.recycle(entry.file)
     with pytest.raises(Gone):
         wal.pin(entry.file)
