@@ -2,7 +2,7 @@
 
 Sections, one after another: runs (each some records of one entry), their packs' tables, all metadata, all small bodies,
 a directory of other bodies, those bodies. A run's pack is there whole, so that its hash can be checked; `skip` and
-`records` say which of its records are meant. Encoded by the server (`service.log_scan`), read by `pipeline.frames`;
+`records` say which of its records are meant. Encoded by the server (`service.log.scan`), read by `pipeline.frames`;
 docs/wire-client.md has the bytes.
 """
 

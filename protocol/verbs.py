@@ -1,8 +1,8 @@
 """The verbs of a CALL, one table: what each takes, who answers it, whether it may be asked twice, which right it needs.
 
 Arguments come from a stranger: each is checked for its type and its bounds before use, and what does not fit is
-`BadRequest`. `client.admin.ask` builds calls by this table, `service.rpc_calls` checks and dispatches by it,
-`service.rpc_arguments` builds lists and maps only where it has one, and `python -m logyard.protocol.verbs` prints
+`BadRequest`. `client.admin.ask` builds calls by this table, `service.door.dispatch` checks and dispatches by it,
+`service.door.arguments` builds lists and maps only where it has one, and `python -m logyard.protocol.verbs` prints
 docs/verbs.md of it. A verb without a right, or one that nobody handles, is an error of the tests.
 """
 

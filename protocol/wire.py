@@ -2,7 +2,7 @@
 
 A frame is a fixed header (length of the rest, type, flags, request) and a body. Both ends begin with HELLO. A length is
 compared with the limit of its type before a byte is allocated for it. Used by `session` (and so by both clients) and by
-`service.rpc`; `docs/wire-client.md` describes the bytes.
+`service.door.server`; `docs/wire-client.md` describes the bytes.
 """
 
 from __future__ import annotations

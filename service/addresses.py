@@ -1,4 +1,4 @@
-"""Where the client door listens: this machine's loopback, unless TLS secures it, and a unix socket. Used by `rpc`."""
+"""Where the client door listens: this machine's loopback, unless TLS secures it, and a unix socket."""
 
 from __future__ import annotations
 

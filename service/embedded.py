@@ -46,9 +46,9 @@ from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, U
 from logyard.protocol.frame import Frame
 from logyard.protocol.verbs import VERBS
 
-from .log_reader import append_log
+from .door.dispatch import Data, SystemPort, serve_call, taken
+from .log.reader import append_log
 from .node import Node, build_system
-from .rpc_calls import Data, SystemPort, serve_call, taken
 
 MACHINES: dict[type, str] = {AppendLog: "log"}
 TIMEOUT_S = 30.0

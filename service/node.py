@@ -2,7 +2,7 @@
 every package.
 
 `serve` is the daemon's life; `open_system` (see `embedded`) is the same engine inside a user's own process. `Node` is
-what `rpc` calls: each verb is bound to the part that has it.
+what the door calls: each verb is bound to the part that has it.
 """
 
 from __future__ import annotations
@@ -32,26 +32,31 @@ from logyard.machines.registry import create_machine
 from logyard.protocol.errors import BadRequest, UnknownGroup
 from logyard.protocol.frame import FRAME_BYTES, UNIFORM, encode_frame
 
-from . import group_verbs, kv_watch, log_audit, log_scan, log_verbs, machine_verbs, pushes, status
+from . import group_verbs, machine_verbs, status
 from .addresses import ADMIN
 from .config import NodeConfig, read_secret
 from .consistency import Consistency, Waits
+from .door import pushes
+from .door.kv_calls import KvPort
+from .door.pushes import Listening
+from .door.server import ADMIN_PLACES, RpcServer
 from .group_verbs import GroupVerbs
-from .kv_calls import KvPort
-from .kv_reads import KvReads
-from .kv_verbs import KvVerbs
-from .kv_watch import Watches
-from .log_audit import LogAudit
-from .log_changes import LogChanges
-from .log_reader import LogReader
-from .log_scan import LogScan
-from .log_verbs import LogVerbs
+from .kv import watch as kv_watch
+from .kv.reads import KvReads
+from .kv.verbs import KvVerbs
+from .kv.watch import Watches
+from .log import audit as log_audit
+from .log import scan as log_scan
+from .log import verbs as log_verbs
+from .log.audit import LogAudit
+from .log.changes import LogChanges
+from .log.reader import LogReader
+from .log.scan import LogScan
+from .log.verbs import LogVerbs
 from .machine_verbs import MachineVerbs
 from .membership import Membership
 from .own_machines import machine_factory
 from .payload_port import StoreAdapter
-from .pushes import Listening
-from .rpc import ADMIN_PLACES, RpcServer
 from .status import GroupStatus, NodeStatus
 from .tls import Door, PeerGuard, open_doors
 from .writer.process import COMMAND as WRITER_COMMAND
@@ -61,7 +66,7 @@ from .writer.process import WriterProcess
 class Node:
     """The verbs of one node, by name, from the parts that have them. One for each process that serves or embeds.
 
-    It composes: the parts are given the engine's parts that they need, bound once. `rpc_calls.SystemPort` says what
+    It composes: the parts are given the engine's parts that they need, bound once. `door.dispatch.SystemPort` says what
     each verb does for a client.
     """
 

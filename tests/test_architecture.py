@@ -131,7 +131,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "trio.SocketListener", "trio.open_tcp_stream", "trio.open_tcp_listeners", "trio.serve_tcp",
         ),
         (
-            "engine/transport/link.py", "engine/transport/listener.py", "service/rpc.py", "client/aio.py",
+            "engine/transport/link.py", "engine/transport/listener.py", "service/door/server.py", "client/aio.py",
             "client/runtime_asyncio.py", "client/runtime_trio.py",
             "service/metrics_http.py",
             "service/etcd/connections.py",
@@ -413,7 +413,7 @@ def planted(module: str, text: str) -> Source:
         (door_offences, "logyard.service.daemon", "from trio import socket"),
         (door_offences, "logyard.payloads.store", "import lmdb\nlmdb.open('x')"),
         (door_offences, "logyard.payloads.store", "from lmdb import Environment"),
-        (lmdb_offences, "logyard.service.check", "import lmdb"),
+        (lmdb_offences, "logyard.service.check.run", "import lmdb"),
         (composing_offences, "logyard.engine.host.inbound", "def f():\n    from .engine import System"),
         (composing_offences, "logyard.bench.load", "from logyard.engine.host.engine import System"),
         (freedom_offences, "logyard.client.session", "import trio"),

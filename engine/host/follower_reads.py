@@ -4,7 +4,7 @@ A member asks its leader for a read index, which the leader confirms with a quor
 that is older than a reader allows, and once it is applied here, reads are answered without asking anybody. Only this
 node's own clock is read, and only for lengths of time. Invariant: a read within `s` seconds holds everything that was
 acknowledged `s` seconds before it came; within 0 it is linearizable. One round a group is under way, for all readers.
-Called by `service.log_verbs`; `inbound` brings what nodes say.
+Called by `service.log.verbs`; `inbound` brings what nodes say.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Revisions are dense, so an event is found by arithmetic. Invariant: what is in here never changes, so that `capture`
 copies one list of chunks and is written by another thread while the machine goes on. Used by `state`, and read by
-whoever follows the state (`service.kv_watch`).
+whoever follows the state (`service.kv.watch`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """WAL files and segments as bytes: heads, batches, records, rows. Which group's log they make up is `groups`.
 
 Invariant: everything is opened for reading only; `replay` is the one that a start uses, and it writes nothing. Called
-by `service.check_process`.
+by `service.check.process`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The generations of a directory as bytes: every row, every ledger, and the checkpoint rows that name them.
 
 Invariant: an environment is opened read-only and without LMDB's lock file, which nobody needs once the directory's lock
-is held. What of it must live is judged by `payloads`. Called by `service.check_process` and `reading`.
+is held. What of it must live is judged by `payloads`. Called by `service.check.process` and `reading`.
 """
 
 from __future__ import annotations

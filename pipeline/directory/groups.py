@@ -2,7 +2,7 @@
 
 Invariant: how rows, segments and WAL become a log is known to `engine.recovery` alone; here is what only a reader asks:
 what of it is proven to be committed, whether every entry is there, and what lives at its end. Called by
-`service.check_process` and `reading`.
+`service.check.process` and `reading`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariant: the copies are opened read-only and without LMDB's lock file; their rows are poured into a fresh pair in a
 temporary directory, and `MetaStore` reconciles that pair, so that what is checked is what a start would get. Called by
-`service.check_process`.
+`service.check.process`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Payloads of one group: every unit that lives is found at its home and hashed, and its counters are recounted.
 
 Invariant: what must be here is what lives after the whole log is applied (invariant 4); what is dead may be here or
-not, and a member below its payload floor may lack what it likes. Called by `service.check_process` and `reading`.
+not, and a member below its payload floor may lack what it likes. Called by `service.check.process` and `reading`.
 """
 
 from __future__ import annotations

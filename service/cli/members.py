@@ -1,6 +1,6 @@
 """The verbs that change who holds and leads what, for one log or for all of a node's: members, drain.
 
-Each carries a goal of `admin_plan` out by `admin_run`: a bounded number of logs at a time, at a bounded rate, with a
+Each carries a goal of `admin.plan` out by `admin.run`: a bounded number of logs at a time, at a bounded rate, with a
 progress bar. What was stopped goes on when it is run again, for a plan is what the logs' present members lack.
 Registered by `service.cli.root`.
 """
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from logyard.client.aio import Yard
     from logyard.client.board import Standing
 
-    from ..admin_plan import Goal, Targets
-    from ..admin_run import Pace, Report
+    from ..admin.plan import Goal, Targets
+    from ..admin.run import Pace, Report
 
 F = TypeVar("F", bound=Callable[..., Any])
 FAILURES_LISTED = 20
@@ -100,7 +100,7 @@ def work_options(command: F) -> F:
     """Add --parallel, --rate, --patience, --servers and --json; the command gets `pace`, `servers` and `output`."""
 
     def paced(*arguments: Any, parallel: int, rate: float, patience: float, **others: Any) -> Any:
-        from ..admin_run import Pace
+        from ..admin.run import Pace
 
         return command(*arguments, pace=Pace(parallel, rate, patience), **others)
 
@@ -152,7 +152,7 @@ def on_cluster(servers: Sequence[str], act: Callable[[Cluster], Awaitable[dict[s
 
     from logyard.client.aio import connect
 
-    from ..admin_plan import Targets
+    from ..admin.plan import Targets
 
     timeout, tls = click.get_current_context().meta[TIMEOUT], tls_config()
 
@@ -184,8 +184,8 @@ def progress(output: Output, what: str, total: int) -> Iterator[Callable[[Report
 
 async def pursue(cluster: Cluster, work: Work, goal: Goal, what: str) -> dict[str, Any]:
     """Bring the chosen logs to the goal; return the report's fields."""
-    from ..admin_plan import affected
-    from ..admin_run import carry_out
+    from ..admin.plan import affected
+    from ..admin.run import carry_out
 
     names = list(dict.fromkeys(work.names)) or affected(goal, cluster.board)
     with progress(work.output, what, len(names)) as tell:
@@ -242,7 +242,7 @@ def add(
     Example:
       logyard members add orders --node 4
     """
-    from ..admin_plan import Add
+    from ..admin.plan import Add
 
     change_members(Work(names, everything, pace, servers, output), f"add node {node}", Add(node, learner))
 
@@ -261,7 +261,7 @@ def promote(
     Example:
       logyard members promote orders --node 4
     """
-    from ..admin_plan import Promote
+    from ..admin.plan import Promote
 
     change_members(Work(names, everything, pace, servers, output), f"promote node {node}", Promote(node))
 
@@ -278,7 +278,7 @@ def remove(names: tuple[str, ...], everything: bool, node: int, pace: Pace, serv
     Example:
       logyard members remove orders --node 1
     """
-    from ..admin_plan import Remove
+    from ..admin.plan import Remove
 
     change_members(Work(names, everything, pace, servers, output), f"remove node {node}", Remove(node))
 
@@ -301,7 +301,7 @@ def replace(
     Example:
       logyard members replace --node 3 --with 4
     """
-    from ..admin_plan import Replace
+    from ..admin.plan import Replace
 
     if old == new:
         raise click.UsageError("--node and --with are the same node")
@@ -325,7 +325,7 @@ def drain(node: int, memberships: bool, new: int | None, pace: Pace, servers: li
       logyard drain --node 3
       logyard drain --node 3 --members --with 4
     """
-    from ..admin_plan import Leave, Replace
+    from ..admin.plan import Leave, Replace
 
     if memberships != (new is not None) or node == new:
         raise click.UsageError("--members needs --with, another node; --with needs --members")

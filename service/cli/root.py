@@ -161,8 +161,8 @@ def check(path: Path, repair: bool, machines: tuple[str, ...], output: Output) -
     Example:
       logyard check ./yard
     """  # fmt: skip
-    from ..check import check_directory
-    from ..check_peers import compare
+    from ..check.peers import compare
+    from ..check.run import check_directory
 
     own = dict(one.partition("=")[::2] for one in machines)
     reports = {str(found): check_directory(found, repair=repair, machines=own) for found in data_directories(path)}

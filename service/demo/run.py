@@ -345,7 +345,7 @@ class DemoRun:
 
     def check(self) -> None:
         """Run `logyard check` on each node's directory, now that the nodes are stopped."""
-        from ..check import check_directory
+        from ..check.run import check_directory
 
         reports = {node_id: check_directory(node.data) for node_id, node in self.cluster.nodes.items()}
         self.fields["checked"] = {node_id: bool(report["ok"]) for node_id, report in reports.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
 from logyard.protocol.errors import DirectoryInUse
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 
 from . import judge
 from .cluster import MACHINES, ChaosCluster

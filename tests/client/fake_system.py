@@ -42,7 +42,7 @@ from logyard.protocol.frame import (
     table_of,
 )
 from logyard.protocol.records import encode_block
-from logyard.service.rpc import RpcServer
+from logyard.service.door.server import RpcServer
 from logyard.service.tls import Door
 
 

@@ -25,7 +25,7 @@ from logyard.machines.registry import create_machine
 from logyard.pipeline.directory.groups import GroupLog, Replay
 from logyard.pipeline.directory.meta import read_meta
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN, Report
-from logyard.service.check_process import inspect
+from logyard.service.check.process import inspect
 from logyard.service.node import build_system
 
 Make = Callable[[str, dict[str, Any]], Machine]

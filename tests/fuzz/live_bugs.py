@@ -8,7 +8,7 @@ from logyard.engine.disk.door import Disk
 from logyard.engine.log import wal
 from logyard.engine.transport import listener
 from logyard.engine.transport.peers import Peers
-from logyard.service import rpc
+from logyard.service.door import server as rpc
 from tests.sim.bugs import Bug
 
 

@@ -11,7 +11,7 @@ import trio
 from logyard.engine.replica.leadership import wait
 from logyard.machines.log import AppendLog
 from logyard.pipeline.directory.source import DirectorySource
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 from logyard.service.embedded import open_system
 from tests.crash.agree import disagreements
 from tests.inside import engine_of

@@ -19,8 +19,8 @@ from logyard.pipeline.frames import Damaged, decode, gap_batch
 from logyard.pipeline.schema import arrow_schema
 from logyard.pipeline.sources import GAP, Reading
 from logyard.protocol.errors import error_of
-from logyard.service import log_scan
 from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
+from logyard.service.log import scan as log_scan
 from tests.inside import engine_of, node_of
 
 SMALL = SystemConfig(

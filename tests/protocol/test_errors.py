@@ -49,7 +49,7 @@ from logyard.protocol.errors import (
 )
 from logyard.protocol.queue import NotHeld
 from logyard.service.embedded import open_system
-from logyard.service.log_verbs import LogVerbs
+from logyard.service.log.verbs import LogVerbs
 from tests.client.fake_system import FakeSystem, fake_cluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"

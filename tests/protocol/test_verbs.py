@@ -30,8 +30,8 @@ from logyard.protocol.verbs import (
     reference,
     required,
 )
-from logyard.service.pushes import LISTENING
-from logyard.service.rpc_calls import HANDLERS, PLAIN, SystemPort
+from logyard.service.door.dispatch import HANDLERS, PLAIN, SystemPort
+from logyard.service.door.pushes import LISTENING
 from tests.source_tree import ROOT, product_sources
 
 GIVEN: dict[str, object] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused
-from logyard.service.rpc_calls import serve_call
+from logyard.service.door.dispatch import serve_call
 from tests.engine.host.cluster import Cluster, cluster, until
 from tests.engine.host.test_faults import Fuse, machines
 

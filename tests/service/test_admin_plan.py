@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from logyard.client.board import Standing
-from logyard.service.admin_plan import (
+from logyard.service.admin.plan import (
     CHANGE,
     DONE,
     LAG_ENTRIES,

@@ -44,8 +44,8 @@ from logyard.payloads.ledger import Ledger, Marks
 from logyard.payloads.writing import GenerationConfig
 from logyard.pipeline.directory.generations import Stopped
 from logyard.protocol.errors import DirectoryInUse, LogyardError, WrongIdentity
-from logyard.service.check import check_directory
-from logyard.service.check_process import inspect
+from logyard.service.check.process import inspect
+from logyard.service.check.run import check_directory
 from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
 from logyard.service.local_cluster import LocalCluster
 from tests.crash.agree import disagreements

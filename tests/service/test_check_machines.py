@@ -30,7 +30,7 @@ from logyard.pipeline.directory.payloads import _Group
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame, produce_command
-from logyard.service.check_process import inspect
+from logyard.service.check.process import inspect
 from logyard.service.embedded import EmbeddedSystem, open_system
 from logyard.service.own_machines import machine_factory
 from tests.engine.host.test_uploads import bind, piece

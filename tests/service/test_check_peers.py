@@ -13,8 +13,8 @@ from logyard.engine.disk.door import Disk
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta import MetaStore
 from logyard.engine.log.meta_rows import KEY, state_key
-from logyard.service.check import check_directory
-from logyard.service.check_peers import compare
+from logyard.service.check.peers import compare
+from logyard.service.check.run import check_directory
 from tests.engine.host.cluster import Cluster, cluster, until
 
 

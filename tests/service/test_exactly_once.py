@@ -14,8 +14,8 @@ from logyard.client import errors
 from logyard.client.aio import Log, connect
 from logyard.client.sync import connect_sync
 from logyard.engine.config import SystemConfig
-from logyard.service.check import check_directory
-from logyard.service.rpc import RpcServer
+from logyard.service.check.run import check_directory
+from logyard.service.door.server import RpcServer
 from tests.engine.host.cluster import Cluster, cluster, until
 
 

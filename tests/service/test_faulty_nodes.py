@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from logyard import connect_sync
 from logyard.client.sync_log import Log
 from logyard.protocol.errors import LogyardError
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 from logyard.service.cli.root import cli
 from logyard.service.daemon import EXIT_OUTDATED, EXIT_WAL_FAILED
 from logyard.service.local_cluster import ClusterFailed, LocalCluster

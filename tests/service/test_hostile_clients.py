@@ -20,12 +20,12 @@ from logyard.engine.config import SystemConfig
 from logyard.protocol import wire
 from logyard.protocol.frame import Buffer
 from logyard.protocol.verbs import CONTAINERS
-from logyard.service import rpc
-from logyard.service.answers import Answers
 from logyard.service.cli.root import cli
+from logyard.service.door import server as rpc
+from logyard.service.door.answers import Answers
+from logyard.service.door.arguments import DEPTH_MAX, ELEMENTS_MAX, SMALL_BYTES, decode_call, skim
+from logyard.service.door.flow_control import Room
 from logyard.service.local_cluster import LocalCluster
-from logyard.service.room import Room
-from logyard.service.rpc_arguments import DEPTH_MAX, ELEMENTS_MAX, SMALL_BYTES, decode_call, skim
 from tests.service.test_descriptors import crowd, pid_of
 from tests.service.test_pressure import resident
 from tests.service.test_rpc import Raw, append, start

@@ -15,7 +15,7 @@ from logyard.engine.config import SystemConfig
 from logyard.machines.log import AppendLog
 from logyard.pipeline.directory.source import DirectorySource
 from logyard.protocol.errors import Gone
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 from logyard.service.embedded import open_system
 
 from .test_exactly_once import served

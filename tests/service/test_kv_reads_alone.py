@@ -11,8 +11,8 @@ from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import BadRequest, Corrupt, Gone, GroupStopped
 from logyard.protocol.kv import Delete, Get, Put, encode
-from logyard.service import kv_reads
-from logyard.service.kv_reads import KvReads
+from logyard.service.kv import reads as kv_reads
+from logyard.service.kv.reads import KvReads
 
 from .rig import Group
 from .test_kv_watch_alone import frame_of

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from logyard.client import errors
 from logyard.client.sync import connect_sync
 from logyard.protocol.kv import Changes, Compacted, Compare, Event, Get, Put
-from logyard.service import kv_watch
 from logyard.service.cli.kv import printable
 from logyard.service.cli.root import cli
+from logyard.service.kv import watch as kv_watch
 
 from .test_kv import served
 

@@ -13,8 +13,10 @@ from logyard.client.kv import KV
 from logyard.client.runtime_trio import TrioRuntime
 from logyard.machines.kv.history import Version
 from logyard.protocol.kv import Changes, Compacted, Compare, Delete, Event, KeyValue, Put
-from logyard.service import answers, kv_reads, kv_watch
-from logyard.service.kv_tracks import NO_DELETE, Track, Tracks, Watch, collect, prefix_end
+from logyard.service.door import answers
+from logyard.service.kv import reads as kv_reads
+from logyard.service.kv import watch as kv_watch
+from logyard.service.kv.tracks import NO_DELETE, Track, Tracks, Watch, collect, prefix_end
 from tests.engine.host.cluster import until
 
 from .test_kv import machine, served
@@ -308,7 +310,7 @@ def test_tracks_meet_and_go_on_together() -> None:
 def test_what_a_push_holds_is_bounded_by_whole_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
     track = Track()
     track.add(Watch(1, b"k", b"", NO_DELETE))
-    monkeypatch.setattr("logyard.service.kv_tracks.ROWS_MAX", 3)
+    monkeypatch.setattr("logyard.service.kv.tracks.ROWS_MAX", 3)
     events = [(revision, ((version(b"k", revision), None),)) for revision in range(2, 9)]
     found = collect(track, events, 2)
     assert [one[0] for one in found.revisions] == [2, 3, 4] and found.next == 5

@@ -16,10 +16,10 @@ from logyard.machines.kv.command import COMPACT
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused, UnknownGroup
 from logyard.protocol.frame import Buffer, encode_frame
 from logyard.protocol.kv import Operation, Put, encode, encode_numbers
-from logyard.service import kv_watch
-from logyard.service.kv_reads import KvReads
-from logyard.service.kv_tracks import Watch, prefix_end
-from logyard.service.kv_watch import Groups, Watches
+from logyard.service.kv import watch as kv_watch
+from logyard.service.kv.reads import KvReads
+from logyard.service.kv.tracks import Watch, prefix_end
+from logyard.service.kv.watch import Groups, Watches
 
 from .rig import Group
 

@@ -11,7 +11,7 @@ from logyard.machines.queue import Queue
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import Busy, Corrupt, Gone, OutOfRange, WrongKind
 from logyard.protocol.records import Page
-from logyard.service.log_reader import LogReader, append_log
+from logyard.service.log.reader import LogReader, append_log
 
 from .rig import Group
 

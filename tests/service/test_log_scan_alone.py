@@ -12,8 +12,8 @@ from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
 from logyard.protocol.columns import RUN
 from logyard.protocol.errors import UnknownGroup
-from logyard.service import log_scan
-from logyard.service.log_scan import Groups, LogScan
+from logyard.service.log import scan as log_scan
+from logyard.service.log.scan import Groups, LogScan
 
 from .rig import Group
 

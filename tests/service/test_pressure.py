@@ -19,8 +19,8 @@ from logyard.client.aio import Yard, connect
 from logyard.engine.config import SystemConfig
 from logyard.protocol import wire
 from logyard.protocol.errors import NotLeader, Refused
+from logyard.service.door.flow_control import Room
 from logyard.service.local_cluster import LocalCluster, LocalNode, format_config, free_ports
-from logyard.service.room import Room
 from tests.service.test_rpc import Raw, append, start
 
 KIB = 1024

@@ -16,8 +16,8 @@ from logyard.client.messages import Delivered, Message, Session, decode_push
 from logyard.client.session import Answer, Channel
 from logyard.engine.machine import Effect, Send
 from logyard.protocol import wire
-from logyard.service import pushes
-from logyard.service.pushes import WAITING_BYTES_MAX, Listener
+from logyard.service.door import pushes
+from logyard.service.door.pushes import WAITING_BYTES_MAX, Listener
 from tests.engine.host.cluster import Cluster, cluster, until
 from tests.engine.host.scribe import Scribe, command
 

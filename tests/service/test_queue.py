@@ -22,9 +22,9 @@ from logyard.machines import queue as machines
 from logyard.protocol import queue as queue_wire
 from logyard.protocol.errors import NotLeader
 from logyard.protocol.queue import NotHeld
-from logyard.service import pushes
 from logyard.service.cli.root import cli
-from logyard.service.pushes import Listener
+from logyard.service.door import pushes
+from logyard.service.door.pushes import Listener
 from tests.engine.host.cluster import Cluster, cluster, until
 
 from .test_exactly_once import Doors

@@ -14,9 +14,9 @@ from logyard.engine.config import SystemConfig
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest
 from logyard.protocol.frame import Buffer, encode_frame
-from logyard.service import rpc
 from logyard.service.addresses import listen_address
-from logyard.service.rpc import RpcServer
+from logyard.service.door import server as rpc
+from logyard.service.door.server import RpcServer
 from tests.client.fake_system import FakeCluster, FakeSystem, fake_cluster, start_node
 
 

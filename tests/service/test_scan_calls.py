@@ -10,8 +10,8 @@ import pytest
 from logyard.client.scans import logs_call, scan_call, seek_call
 from logyard.protocol.errors import BadRequest
 from logyard.protocol.verbs import LOG_ROWS, RANGES_MAX
-from logyard.service.rpc_calls import SystemPort, serve_call
-from logyard.service.rpc_scans import Data
+from logyard.service.door.dispatch import SystemPort, serve_call
+from logyard.service.door.scan_calls import Data
 
 
 class Asked:

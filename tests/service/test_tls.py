@@ -21,7 +21,7 @@ from logyard.engine.config import SystemConfig
 from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.tls import Identity, TlsConfig, TlsError, identities, make_context, require
 from logyard.service.cli.root import cli
-from logyard.service.rpc import RpcServer
+from logyard.service.door.server import RpcServer
 from logyard.service.tls import Door
 from tests.client.fake_system import FakeCluster, start_node
 

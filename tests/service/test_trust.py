@@ -13,8 +13,8 @@ import pytest
 
 from logyard import connect_sync
 from logyard.protocol.verbs import ADMINISTRATIVE
+from logyard.service.door.dispatch import HANDLERS, shown
 from logyard.service.local_cluster import ClusterFailed, LocalCluster
-from logyard.service.rpc_calls import HANDLERS, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDINARY = {

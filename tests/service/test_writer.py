@@ -20,7 +20,7 @@ from logyard.engine.disk.door import Disk
 from logyard.engine.disk.lock import lock_directory, lock_holders
 from logyard.engine.host import admission as budget
 from logyard.protocol.errors import Busy, DirectoryInUse, JobPoisoned, NoSpace
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 from logyard.service.local_cluster import LocalCluster
 from logyard.service.writer.process import COMMAND, WriterProcess
 from tests.engine.host.cluster import KIB, MIB, Cluster, cluster, payload_books, until

@@ -22,9 +22,9 @@ from logyard.client import aio
 from logyard.client.aio import Yard, connect
 from logyard.protocol.errors import decode_error
 from logyard.protocol.frame import encode_frame
+from logyard.service.door.server import Connection, RpcServer
 from logyard.service.memory_cluster import MemoryCluster, cluster
 from logyard.service.node import Node
-from logyard.service.rpc import Connection, RpcServer
 
 WALL_S = 1_750_000_000
 LOOK_S = 0.02

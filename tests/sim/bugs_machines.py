@@ -8,7 +8,7 @@ from logyard.engine.replica import snapshot_sections
 from logyard.machines.kv import machine as kv
 from logyard.machines.queue import machine as queue
 from logyard.machines.queue.state import QueueState
-from logyard.service import kv_watch
+from logyard.service.kv import watch as kv_watch
 
 from .bugs import Bug, edited, hidden, nothing
 

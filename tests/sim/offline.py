@@ -15,7 +15,7 @@ from pathlib import Path
 from logyard.engine.log.meta import fill_environment
 from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
 from logyard.protocol.errors import LogyardError
-from logyard.service import check_process
+from logyard.service.check import process as check_process
 
 from .cluster import Cluster, Host
 from .files import Directory, File

@@ -32,7 +32,8 @@ from logyard.engine.transfer import pull
 from logyard.payloads import generation as generations
 from logyard.payloads import store as payload_store
 from logyard.protocol.errors import GenerationFailed, GenerationUnfinished
-from logyard.service import log_reader, node, payload_port  # noqa: F401  # so that their names are there to change
+from logyard.service import node, payload_port  # noqa: F401  # so that their names are there to change
+from logyard.service.log import reader as log_reader  # noqa: F401  # so that their names are there to change
 
 from .disk import Os, files_of, open_twin, remove_tree
 from .files import File

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from logyard.service import check_process
+from logyard.service.check import process as check_process
 
 from . import offline
 from .files import File

@@ -13,7 +13,7 @@ from logyard.engine.entry import units_of
 from logyard.engine.replica.reader import Wanted
 from logyard.protocol.errors import Gone, LogyardError
 from logyard.protocol.frame import encode_frame
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 
 from .cluster import KIB, Cluster, cluster, until
 from .test_scattered import Scattered

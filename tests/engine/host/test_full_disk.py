@@ -12,7 +12,7 @@ import trio
 
 from logyard.engine.raft.core import LEADER
 from logyard.protocol.errors import NoSpace
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 
 from .cluster import KIB, MIB, Cluster, cluster, until
 from .full_disk import QuotaDisk

@@ -16,7 +16,7 @@ from logyard.engine.machine import Applied, Checkpoint, Context, PayloadRange, P
 from logyard.engine.snapshot.format import CHUNK_BYTES, INLINE_BYTES, split
 from logyard.protocol.errors import Corrupt, LogyardError
 from logyard.protocol.frame import encode_frame
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 
 from .cluster import KIB, MIB, Cluster, cluster, until
 from .test_transfers import LIMITS, Wire, quiet

@@ -16,7 +16,7 @@ from logyard.machines.log import AppendLog
 from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, SessionExpired, Unknown
 from logyard.protocol.frame import encode_frame
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 
 from .cluster import Cluster, cluster, payload_books, until
 

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from logyard.protocol.errors import LogyardError
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 
 from .cluster import KIB, MIB, Cluster, cluster, until
 from .full_disk import QuotaDisk

@@ -17,7 +17,7 @@ from logyard.engine.transfer.chunks import Intent
 from logyard.engine.transfer.pull import Pace
 from logyard.engine.transport.blobs import SNAPSHOT_DONE, SNAPSHOT_OFFER, SNAPSHOT_PIECE, SNAPSHOT_PULL
 from logyard.protocol.errors import Gone, LogyardError
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
 from .test_snapshots import compacted

@@ -18,7 +18,7 @@ from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Unknown
 from logyard.protocol.frame import ABSENT, BINDS, LARGE, PIECE, PIECED, UNIFORM, Buffer, check_frame, encode_parts
 from logyard.protocol.records import records_of, split_blocks
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 
 from .cluster import KIB, Cluster, cluster, payload_books, plain, until
 

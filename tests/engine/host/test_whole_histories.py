@@ -24,7 +24,7 @@ from logyard.machines.log import AppendLog
 from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
-from logyard.service.check import check_directory
+from logyard.service.check.run import check_directory
 
 from .cluster import KIB, Cluster, cluster, until
 from .test_histories import History, check_books

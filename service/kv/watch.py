@@ -2,8 +2,8 @@
 
 The machine's history is the buffer: a listener that is slow is read to later, from where it stands, and costs nothing
 meanwhile; when what it needs is compacted it is told so. Events of one revision travel together, in order, without a
-gap and without repetition. One task a listener, none a watch. Used by `kv_verbs`; a listening call is a sink of
-`pushes`.
+gap and without repetition. One task a listener, none a watch. Used by `verbs`; a listening call is a sink of
+`door.pushes`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from logyard.machines.kv.command import Refusal, end_of, key_of, number
 from logyard.machines.kv.history import Events, History
 from logyard.protocol.errors import BadRequest, Refused, UnknownGroup, WrongKind
 
-from .answers import give_back
-from .kv_reads import Place
-from .kv_tracks import Found, Track, Tracks, Watch, collect
+from ..door.answers import give_back
+from .reads import Place
+from .tracks import Found, Track, Tracks, Watch, collect
 
 ALIVE_S = 1.0
 """So often a listener is told how far it is, and looked after."""
@@ -128,7 +128,7 @@ class Groups(NamedTuple):
 
 
 Read = Callable[[Member, Iterable[Place]], Awaitable[Mapping[Place, Buffer]]]
-"""Gives the bytes of payloads, by place: `kv_reads.KvReads.read`."""
+"""Gives the bytes of payloads, by place: `reads.KvReads.read`."""
 
 
 class Watches:

@@ -1,9 +1,9 @@
-"""The process that reads a directory for `service.check`: `python -m logyard.service.check_process DIR MACHINES
+"""The process that reads a directory for `service.check.run`: `python -m logyard.service.check.process DIR MACHINES
 [SKIP...]`; MACHINES is the JSON object of machines of the operator's own.
 
 Invariant: it writes nothing but lines of JSON to standard output. A bad page of a memory map kills a process without an
 exception; so each map is announced before it is read, and whoever started this one knows which killed it. SKIP are
-maps (paths relative to DIR) to leave alone. Called by `service.check.check_directory`.
+maps (paths relative to DIR) to leave alone. Called by `service.check.run.check_directory`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from logyard.pipeline.directory.payloads import check_payloads
 from logyard.pipeline.directory.report import Report
 from logyard.protocol.errors import LogyardError
 
-from .own_machines import MachineFactory, machine_factory
+from ..own_machines import MachineFactory, machine_factory
 
 Tell = Callable[[dict[str, Any]], None]
 

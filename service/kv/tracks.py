@@ -2,7 +2,7 @@
 
 Watches that stand at the same revision share a track; the one that is furthest behind is moved, and joins the next
 when it has come so far. So thousands of watches that resume after a leader change are a few passes over the history.
-Used by `kv_watch`.
+Used by `watch`.
 """
 
 from __future__ import annotations

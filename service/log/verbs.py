@@ -2,7 +2,7 @@
 under their names.
 
 Reads of one log by offset or by time, what becomes of it (`truncate`, `retain`), and its producers. Many logs at once:
-`log_scan`.
+`scan`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from logyard.machines.log.command import TRUNCATE_REPLY, retain_command, truncat
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import Epoch, epoch_done_command
 
-from .consistency import Consistency
-from .log_reader import Encoded, LogReader, append_log
+from ..consistency import Consistency
+from .reader import Encoded, LogReader, append_log
 
 PRODUCERS_VERSION = 2
 """Of the append log: the first one that knows producers and retention."""

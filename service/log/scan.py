@@ -24,8 +24,8 @@ from logyard.protocol.columns import LONG_UNIT, Columns, Extra
 from logyard.protocol.errors import Corrupt, LogyardError, OutOfRange, Refused
 from logyard.protocol.verbs import Range
 
-from . import answers
-from .log_reader import Payloads, Walk, append_log, long_parts, offset_at, packs_of
+from ..door import answers
+from .reader import Payloads, Walk, append_log, long_parts, offset_at, packs_of
 
 STEP_PACKS = 512
 STEP_BYTES = 4 << 20

@@ -1,6 +1,6 @@
 """The verbs of a CALL frame: `protocol.verbs` checks the arguments, then one call of the system each.
 
-Called by `rpc`, one task a call; a handler returns a plain value for RESULT, or a `Data` for a DATA frame.
+Called by `server`, one task a call; a handler returns a plain value for RESULT, or a `Data` for a DATA frame.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup, erro
 from logyard.protocol.verbs import LATEST, NAME, VERBS, Verb, text
 
 from .kv_calls import KV_CALLS, HasKv
-from .rpc_scans import SCANS, ScanPort
-from .rpc_scans import Data as Data
+from .scan_calls import SCANS, ScanPort
+from .scan_calls import Data as Data
 
 NAMES_SHOWN = 4
 TEXT_SHOWN = 256

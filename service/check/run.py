@@ -1,7 +1,7 @@
 """`logyard check DIR`: verifies a stopped node's directory, its bytes and the invariants of storage.
 
 Invariant: nothing in the directory is touched, not even a lock file made, unless `repair` is asked for; and a repair
-only removes what a start would remove or write again. The reading is done by a process of its own (`check_process`),
+only removes what a start would remove or write again. The reading is done by a process of its own (`process`),
 because a bad page of a memory map kills its reader. Called by `service.cli.root` and `service.demo.run`.
 """
 
@@ -70,7 +70,7 @@ def _process(
 ) -> tuple[dict[str, Any] | None, str, int, str]:
     """Return (report or None, the map it was inside when it ended, exit code, its standard error)."""
     where = str(directory.absolute())
-    command = [sys.executable, "-m", "logyard.service.check_process", where, json.dumps(machines), *skip]
+    command = [sys.executable, "-m", "logyard.service.check.process", where, json.dumps(machines), *skip]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(part) for part in sys.path)}
     fields: dict[str, Any] | None = None
     inside = ""

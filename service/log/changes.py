@@ -2,7 +2,7 @@
 
 A mark stands for a moment of this process. Nothing is noted on the way of an append: each question compares all logs
 with what the last question saw, a microsecond a log, and only what differs travels. Wakes no hibernating group. Used
-by `log_verbs`.
+by `verbs`.
 """
 
 from __future__ import annotations

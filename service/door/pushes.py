@@ -19,7 +19,7 @@ from logyard.protocol.errors import Refused, SessionExpired, UnknownGroup
 from logyard.protocol.frame import Buffer
 from logyard.protocol.verbs import VERBS
 
-from .rpc_calls import SystemPort, taken
+from .dispatch import SystemPort, taken
 
 ALIVE_S = 1.0
 """So often a listener is looked after, and told that the node lives: its client takes silence for a hung node."""

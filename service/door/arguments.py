@@ -1,7 +1,7 @@
 """The arguments of a CALL as bytes, which come from a stranger: what they may become before the verb looks at them.
 
 Invariant: bytes become objects, many times their size, only within `ELEMENTS_MAX` and `DEPTH_MAX`, and lists and maps
-only where a verb has a use for them (`protocol.verbs`, which checks the values). Used by `rpc`.
+only where a verb has a use for them (`protocol.verbs`, which checks the values). Used by `server`.
 """
 
 from __future__ import annotations

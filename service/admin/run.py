@@ -1,8 +1,8 @@
 """Carries an operator's goal out over many groups: some at a time, at a bounded rate, each step by step.
 
-A group's step comes from its leader's present view of it (`admin_plan`), never from memory, so being stopped anywhere
+A group's step comes from its leader's present view of it (`plan`), never from memory, so being stopped anywhere
 does no harm and running again goes on. A group that does not come forward for `patience_s` is given up and reported;
-the others go on. Called by `cli_members`.
+the others go on. Called by `cli.members`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import trio
 
 from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup
 
-from .admin_plan import CHANGE, DONE, REFUSE, TRANSFER, Goal, Step, Targets, View
+from .plan import CHANGE, DONE, REFUSE, TRANSFER, Goal, Step, Targets, View
 
 if TYPE_CHECKING:
     from logyard.client._async.admin import AdminVerbs

@@ -1,7 +1,7 @@
 """Questions to machines whose answers name payloads: the answer, and the bytes from wherever they lie.
 
 Invariant: the machine answers and the payloads are located and pinned in one turn, so what an answer names can be read,
-whatever is released meanwhile. Any machine with a `fetch(request, now)` is asked. Used by `kv_verbs` and `kv_watch`.
+whatever is released meanwhile. Any machine with a `fetch(request, now)` is asked. Used by `verbs` and `watch`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from logyard.engine.types import Buffer
 from logyard.protocol.errors import BadRequest, Corrupt, Gone, LogyardError
 from logyard.protocol.frame import ABSENT, LARGE, table_of
 
-from . import answers
-from .log_reader import DAMAGE, Payloads, packs_of
+from ..door import answers
+from ..log.reader import DAMAGE, Payloads, packs_of
 
 ANSWER_BYTES = 8 << 20
 """Of one call's answers with their payloads, unless the first one alone is longer: the client asks the rest again."""

@@ -27,18 +27,18 @@ from logyard.protocol.frame import Buffer
 from logyard.protocol.tls import CLIENT
 from logyard.protocol.verbs import ADMINISTRATIVE
 
-from .addresses import listen_address, unix_path
+from ..addresses import listen_address, unix_path
 from .answers import CONNECTION_BYTES, GIVE_BACK, TAKE, Answers
 from .answers import STALL_S as ANSWERS_STALL_S
+from .arguments import decode_call
+from .dispatch import Data, SystemPort, serve_call, shown, submit_command
+from .flow_control import STEP_BYTES, Room
 from .pushes import LISTENING, Pushing
-from .room import STEP_BYTES, Room
-from .rpc_arguments import decode_call
-from .rpc_calls import Data, SystemPort, serve_call, shown, submit_command
 
 if TYPE_CHECKING:
     from logyard.engine.transport.link import Stream, Write
 
-    from .tls import Door
+    from ..tls import Door
 
 HANDSHAKE_BUFFER = wire.HEADER_BYTES + wire.HELLO_BYTES_MAX
 CALLS_MAX = 1024

@@ -1,7 +1,7 @@
 """The verbs of the KV machine's clients: questions, watches.
 
 Commands are frames like any others; these are what needs more than the machine: payloads of values, and time to wait.
-Used by `rpc_calls`; `pushes` has the one that listens.
+Used by `dispatch`; `pushes` has the one that listens.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from logyard.engine.types import Buffer
 
-from .kv_watch import WatchSink
-from .rpc_scans import Data
+from ..kv.watch import WatchSink
+from .scan_calls import Data
 
 
 class KvPort(Protocol):
-    """What these verbs need of a node; `service.kv_verbs.KvVerbs` is it."""
+    """What these verbs need of a node; `service.kv.verbs.KvVerbs` is it."""
 
     async def fetch(self, name: str, requests: list[bytes], consistency: str) -> tuple[dict[str, Any], list[Buffer]]:
         """Ask a group's machine questions whose answers name payloads."""

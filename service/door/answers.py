@@ -3,7 +3,7 @@
 Invariant: room is taken before an answer's bytes are read, so a client that reads nothing costs at most
 `CONNECTION_BYTES` of its own, and all of them `limit`. The door tells the task of each call where its room is;
 whoever reads payloads for an answer asks for it, as late as it can: a poll that waits for records holds none. Called by
-`rpc`, and by the readers of payloads.
+`server`, and by the readers of payloads.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants: a large frame's bytes are counted before they are received, a step at a time, so that announcing many takes
 nothing from others. Frames that find no room get it in the order in which they asked; who has begun comes before who
 has not, and of those that find none one at a time goes on above the limit, so that each frame ends. A share of the
-limit is kept for small frames. Called by `rpc`, one for each node.
+limit is kept for small frames. Called by `server`, one for each node.
 """
 
 from __future__ import annotations

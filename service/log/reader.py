@@ -2,7 +2,7 @@
 bytes are.
 
 Only applied records are visible, so only committed ones. Every answer is built from hash-checked units. Called by
-`log_verbs`; `log_scan` reads by the same walk.
+`verbs`; `scan` reads by the same walk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from logyard.protocol.errors import BadRequest, Busy, Corrupt, Gone, LogyardErro
 from logyard.protocol.frame import ABSENT, ENVELOPE_BYTES, FRAME_BYTES_MAX, LARGE, MARK, MARKED, heads_bytes, table_of
 from logyard.protocol.records import encode_block, encode_long
 
-from . import answers
+from ..door import answers
 
 BODY_BYTES = 8 << 20
 """Room that is taken for a body at most: a larger one is answered alone."""

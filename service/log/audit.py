@@ -22,7 +22,7 @@ from logyard.machines.log.slices import slices
 from logyard.payloads.layout import StoredEntry
 from logyard.protocol.errors import Gone, LogyardError
 
-from .log_scan import Find
+from .scan import Find
 
 BATCH_BYTES = 4 << 20
 STEP_BYTES_MAX = 256 << 20

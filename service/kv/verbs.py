@@ -1,4 +1,4 @@
-"""What a node does for clients of KV groups: the engine's part of `kv_calls`. Made by `node`."""
+"""What a node does for clients of KV groups: the engine's part of `door.kv_calls`. Made by `node`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from logyard.engine.types import Buffer
 from logyard.machines.kv.command import Refusal, end_of, key_of
 from logyard.protocol.errors import BadRequest
 
-from .kv_reads import KvReads, header_of
-from .kv_tracks import Watch
-from .kv_watch import Watches, WatchSink
+from .reads import KvReads, header_of
+from .tracks import Watch
+from .watch import Watches, WatchSink
 
 Consistent = Callable[[str, str], Awaitable[Member]]
 

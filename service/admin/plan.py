@@ -2,7 +2,7 @@
 
 Nothing is remembered between two looks, so a plan that was stopped at any point goes on where it stood: run again, it
 looks again. Invariants: a new voter is promoted only when it holds nearly everything; the old one is removed only when
-the new one votes; a leader is asked to hand over before it is removed. Called by `admin_run`; shown by `cli_members`.
+the new one votes; a leader is asked to hand over before it is removed. Called by `run`; shown by `cli.members`.
 """
 
 from __future__ import annotations

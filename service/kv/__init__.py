@@ -1,0 +1,1 @@
+"""KV groups: questions whose answers name payloads, and watches."""
