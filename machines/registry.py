@@ -28,9 +28,9 @@ def create_machine(name: str, arguments: dict[str, Any]) -> Machine:
     if name != "log":
         raise BadRequest(f"no machine is called {name!r}; there are: kv, log, queue")
     # What clients do with payloads (`compress`) is told to them with the log's place; the machine knows nothing of it.
-    unknown = sorted(arguments.keys() - {"start", "compress", "compact"})
+    unknown = sorted(arguments.keys() - {"start", "compress", "compact", "stage"})
     if unknown:
-        raise BadRequest(f"the append log has no argument {unknown[0]!r}; there are: start, compress, compact")
+        raise BadRequest(f"the append log has no argument {unknown[0]!r}; there are: start, compress, compact, stage")
     if arguments.get("compact", "none") not in ("none", "key"):
         raise BadRequest("compact is 'key' or 'none'")
     if arguments.get("compress", "none") not in ("none", "zstd"):
@@ -38,7 +38,9 @@ def create_machine(name: str, arguments: dict[str, Any]) -> Machine:
     start = arguments.get("start")
     if start is not None and not (type(start) is int and 0 <= start <= START_MAX):
         raise BadRequest(f"start is an offset from 0 to {START_MAX}")
-    return AppendLog(start, arguments.get("compact") == "key")
+    if type(stage := arguments.get("stage", False)) is not bool:
+        raise BadRequest("stage is true or false")
+    return AppendLog(start, arguments.get("compact") == "key", stage)
 
 
 def _kv(arguments: dict[str, Any]) -> KV:

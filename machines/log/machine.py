@@ -67,7 +67,7 @@ class AppendLog:
 
     __slots__ = (
         "start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index", "holes",
-        "long", "placed", "keys", "retention", "producers", "fenced", "_ahead", "_behind",
+        "long", "placed", "keys", "stage", "retention", "producers", "fenced", "_ahead", "_behind",
     )  # fmt: skip
     version = 3
     upgrade_on_demand = True
@@ -76,10 +76,12 @@ class AppendLog:
     exclusive = True
     """Its truncations release ranges: payloads of another machine in its group would go with them."""
 
-    def __init__(self, start: int | None = None, keyed: bool = False) -> None:
+    def __init__(self, start: int | None = None, keyed: bool = False, stage: bool = False) -> None:
         self.placed = start is not None
         # Of a keyed log (part of its definition, as the start is): which records live.
         self.keys = Keys() if keyed else None
+        # Of a sink's stage: its records go by `truncate` alone, when what they wait for has happened.
+        self.stage = stage
         self.start = start or 0
         self.end = self.start
         self.start_position = Position(0, 0)
@@ -342,6 +344,8 @@ class AppendLog:
     def _retain(self, policy: Policy, effects: list[Effect]) -> bytes | Reject:
         kept = self.retention
         assert kept is not None
+        if self.stage:
+            return Reject("refused", "this log is a sink's stage: nothing but the sink takes records out of it")
         if policy.ms and not AGE_MS_MIN <= policy.ms <= AGE_MS_MAX:
             return Reject("bad_request", f"records are kept for {AGE_MS_MIN} to {AGE_MS_MAX} ms, not for {policy.ms}")
         kept.limit(policy)

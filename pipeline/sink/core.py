@@ -176,7 +176,7 @@ class Sink:
         try:
             self.yard.log(self._stage(number)).latest()
         except UnknownGroup:
-            self._make(self._stage(number))
+            self._make(self._stage(number), stage=True)
 
     def _target(self, name: str) -> Log:
         """Return a log that rows go to. Raises `SinkError` for one that is not there, unless logs are made."""

@@ -20,7 +20,7 @@ from logyard.pipeline.sink.core import Sink, Writing, Written, open_sink
 from logyard.pipeline.sink.options import SINK_OPTIONS, SinkOptions, parse_sink, sink_table
 from logyard.pipeline.sink.record import Cut, Fenced, SinkError
 from logyard.pipeline.sink.rows import check_columns, frames
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import LogyardError, Refused
 from logyard.service.local_cluster import LocalCluster
 from tests.source_tree import ROOT
 
@@ -201,6 +201,13 @@ def test_a_batch_that_is_done_is_not_written_again(cluster: LocalCluster, yard: 
     batches.append(query.rows(4, draw))
     query.do(4, batches[4])
     check(yard, batches)
+
+
+def test_a_stage_refuses_limits_on_what_it_keeps(cluster: LocalCluster, yard: Yard) -> None:
+    query = Query(cluster)
+    query.do(0, [[(query.log("log0"), b"one", b"body")]])
+    with pytest.raises(Refused, match="stage"):
+        yard.log(f"sink-{query.number}.stage-0").retain(records=1)
 
 
 def test_a_source_that_is_not_pure_is_sound_in_stages_and_refused_where_it_is_written_at_once(

@@ -274,3 +274,12 @@ def test_timers_of_an_idle_log_are_few(count: int) -> None:
         run.append(ANCHOR_BYTES)
         run.now += 7
     assert run.wait(200 * MINUTE) <= 10 and run.log.start == count
+
+
+def test_a_sinks_stage_refuses_limits_and_keeps_everything() -> None:
+    run = Run()
+    run.log.stage = True
+    run.append()
+    refused = run.retain(records=1)
+    assert isinstance(refused, Reject) and refused.code == "refused"
+    assert (run.log.start, run.log.end) == (0, 1) and run.timer is None
