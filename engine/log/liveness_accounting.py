@@ -18,7 +18,7 @@ from logyard.protocol.errors import Busy, Corrupt, LogyardError
 
 from ..disk.door import is_short
 from ..entry import records_in, units_of
-from ..machine import Position
+from ..machine import PayloadRange, Position
 from ..ports import HomePort, LivenessPort, StorePort
 from ..replica.member import Member
 from .location import Location, SealedFile, Share
@@ -141,31 +141,41 @@ class LivenessAccounting:
             position = entries[-1].index + 1
         return Share(run.first, run.last, size), total
 
-    def released(self, member: Member, first: Position, end: Position) -> None:
-        """Book a release: `first` up to, but without, `end` lived until just now, all of it, and is dead."""
-        uid = member.uid
-        # What lies in between died whole; of the two at the ends some records may live, or have died before.
-        low, high = first.index + (first.ordinal > 0), end.index - 1
-        ends = [index for index, cut in ((first.index, first.ordinal), (end.index, end.ordinal)) if cut]
+    def released(self, member: Member, died: Sequence[PayloadRange]) -> None:
+        """Book a release: these ranges, rising and disjoint, lived until just now, all of them, and are dead."""
+        # Of an entry that died in several parts the bytes go once: a file that counts as emptier than it is goes early.
+        counted: set[int] = set()
         try:
-            for run in member.segments:
-                file = self._files.get(run.segment)
-                share = file.shares.get(uid) if file is not None else None
-                if file is None or share is None or end <= (share.first, 0) or first.index > share.last:
-                    continue
-                if end.index > share.last and first <= (share.first, 0):
-                    file.remove(uid)
-                    continue
-                size = self._bytes(member, file.file, max(low, share.first), min(high, share.last))
-                for index in dict.fromkeys(ends):
-                    if share.first <= index <= share.last:
-                        size += self._died(member, file, index, first, end)
-                file.reduce(uid, min(share.live, size))
+            for first, end in died:
+                self._take_out(member, first, end, counted)
         except Busy as error:
             self._uncounted(member, error.retry_after)
         # Also before anything of the group was migrated: what is being copied just now has no home yet, and must be
         # dead in its copy.
-        self._mark(member, first, end)
+        for first, end in died:
+            self._mark(member, first, end)
+
+    def _take_out(self, member: Member, first: Position, end: Position, counted: set[int]) -> None:
+        """Take what died from `first` up to, but without, `end` out of sealed files; entries at ends that are `counted`
+        are out."""
+        uid = member.uid
+        # What lies in between died whole; of the two at the ends some records may live, or have died before.
+        low, high = first.index + (first.ordinal > 0), end.index - 1
+        ends = {at.index for at in (first, end) if at.ordinal}
+        for run in member.segments:
+            file = self._files.get(run.segment)
+            share = file.shares.get(uid) if file is not None else None
+            if file is None or share is None or end <= (share.first, 0) or first.index > share.last:
+                continue
+            if end.index > share.last and first <= (share.first, 0):
+                file.remove(uid)
+                continue
+            size = self._bytes(member, file.file, max(low, share.first), min(high, share.last))
+            for index in sorted(ends - counted):
+                if share.first <= index <= share.last and (gone := self._died(member, file, index, first, end)):
+                    counted.add(index)
+                    size += gone
+            file.reduce(uid, min(share.live, size))
 
     def _mark(self, member: Member, first: Position, end: Position) -> None:
         """Mark as dead in every copy: whole entries, and of those at the ends the units of which nothing lives."""
@@ -207,14 +217,16 @@ class LivenessAccounting:
 
     def replaced(self, member: Member, old: LivenessPort, upto: int) -> None:
         """Book what died as a snapshot's live set took the place of `old`, up to and with an index."""
+        died = []
         for lived in old.live_ranges(upto):
             at = lived.first
             for lives in member.liveness.live_within(lived.first, lived.end):
                 if at < lives.first:
-                    self.released(member, at, lives.first)
+                    died.append(PayloadRange(at, lives.first))
                 at = lives.end
             if at < lived.end:
-                self.released(member, at, lived.end)
+                died.append(PayloadRange(at, lived.end))
+        self.released(member, died)
 
     def cut(self, member: Member, last: int) -> None:
         """Cut a group's payloads above `last` from sealed files: overwritten, or stored anew with a snapshot."""

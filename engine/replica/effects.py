@@ -24,7 +24,7 @@ from ..machine import (
     Deliver,
     Effect,
     End,
-    Position,
+    PayloadRange,
     Release,
     Send,
 )
@@ -97,7 +97,7 @@ class Effects:
     def __init__(
         self,
         sessions: Sessions,
-        released: Callable[[Member, Position, Position], None],
+        released: Callable[[Member, Sequence[PayloadRange]], None],
         commands: Commands,
         log_time: Callable[[Member], int],
         take_snapshot: Callable[[Member, bool], Awaitable[object]],
@@ -120,12 +120,10 @@ class Effects:
                 # Homes book exactly what lived: a second release of the same payloads would be counted twice, and a
                 # file given up with others in it that live.
                 if member.uploads is None:
-                    for died in member.release(context.index, effect.first, effect.end):
-                        self._released(member, died.first, died.end)
+                    self._released(member, member.release(context.index, effect.first, effect.end))
                 else:
                     for first, end in member.uploads.spared(effect.first, effect.end):
-                        for died in member.release(context.index, first, end):
-                            self._released(member, died.first, died.end)
+                        self._released(member, member.release(context.index, first, end))
             elif isinstance(effect, REPLICATED):
                 self._keep(member, context, effect)
             elif isinstance(effect, LEADERS):

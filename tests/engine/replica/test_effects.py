@@ -17,6 +17,7 @@ from logyard.engine.machine import (
     Effect,
     End,
     Monitor,
+    PayloadRange,
     Position,
     Release,
     Send,
@@ -83,11 +84,11 @@ class Rig:
     def __init__(self) -> None:
         self.machine, self.sessions, self.commands = Outside(), Sessions(), Commands()
         self.member, self.core = member_of(self.machine)
-        self.died: list[tuple[Position, Position]] = []
+        self.died: list[PayloadRange] = []
         self.tasks: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self.now = 100
         self.effects = Effects(
-            self.sessions, lambda member, first, end: self.died.append((first, end)), self.commands,
+            self.sessions, lambda member, died: self.died.extend(died), self.commands,
             lambda member: self.now, cast(Any, None), lambda task, *given: self.tasks.append((task, given)),
         )  # fmt: skip
 
