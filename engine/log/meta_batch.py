@@ -15,7 +15,7 @@ import trio
 
 from logyard.protocol.errors import LogyardError, WalFailed
 
-from ..identity import Acquaintances
+from ..identity import Acquaintances, Origin
 from ..ports import StorePort
 from ..replica.member import Member
 from ..snapshot import format as snapshot_format
@@ -90,18 +90,20 @@ class MetaBatch:
                 # What they say is dead has no home after a restart: the floor has to say so with them (law 4).
                 self.raise_floors(int.from_bytes(key[-8:], "big") for key in self._owed)
             floors, self._floors = self._floors, set()
-            puts = [rows.state(member) for member in floors if not member.is_gone and not member.damaged]
-            puts += build()
-            if store:
-                puts += self._owed.items()
-            met = self._acquaintances.take()
-            puts += [rows.peer(node, origin) for node, origin in met]
+            met: list[tuple[int, Origin]] = []
             try:
+                puts = [rows.state(member) for member in floors if not member.is_gone and not member.damaged]
+                puts += build()
+                if store:
+                    puts += self._owed.items()
+                met = self._acquaintances.take()
+                puts += [rows.peer(node, origin) for node, origin in met]
                 if puts:
                     await self._space.out_of_reserve(
                         "the meta store", lambda: trio.to_thread.run_sync(self.meta.commit, puts)
                     )
             except BaseException as error:
+                # Also when `build` itself has nothing to store: what was due with it goes with the next.
                 self._floors |= floors
                 self.store_due = self.store_due or store
                 self._acquaintances.fresh.update(node for node, _ in met)
