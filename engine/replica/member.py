@@ -328,11 +328,12 @@ class Member(Replicated):
         if not self.waiters:
             return
         still = []
-        for condition, call in self.waiters:
+        for pair in self.waiters:
+            condition, call = pair
             if self.state != RUNNING or condition():
                 call()
             else:
-                still.append((condition, call))
+                still.append(pair)
         self.waiters = still or None
 
     def add_segment(self, run: SegmentRun) -> None:
