@@ -373,6 +373,7 @@ class System:
 
         self.quiesced_timers = Timers(node, self.clocks, table.leader_of, self.log_clock.fresh, stir)
         sessions = QuiescedSessions(self.heartbeats)
+        self.heartbeats.spare(sessions.clients)
         self.transitions = Transitions(
             node, members, self.names, self.leader_cache, table, self.quiesced_timers, sessions, self.rebuild
         )

@@ -7,7 +7,7 @@ Invariant: a group is here with every client of its sessions exactly while it sl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 from ..replica.member import Member
@@ -35,6 +35,11 @@ class QuiescedSessions:
         self._heard = heard
         self._clients: dict[int, dict[int, int]] = {}
         self._since: dict[int, float] = {}
+
+    @property
+    def clients(self) -> Collection[int]:
+        """Those with a session here, as of now and later."""
+        return self._clients.keys()
 
     def _silent_ms(self, client: int, since: float) -> float:
         return 1000 * (self._heard.now() - max(since, self._heard.last_seen.get(client, 0.0)))

@@ -8,6 +8,7 @@ replicated `expire`. Costs nothing for groups without sessions. Called by `ticke
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Protocol
 
 from logyard.protocol.errors import BadRequest, Busy, NotLeader
@@ -41,7 +42,7 @@ class Commands(Protocol):
 class Heartbeats:
     """One node's clients: client -> when it was last heard of, by a clock that stands still while the node does."""
 
-    __slots__ = ("clock", "last_seen", "_config", "_commands", "_groups", "_looked")
+    __slots__ = ("clock", "last_seen", "_asleep", "_config", "_commands", "_groups", "_looked")
 
     def __init__(self, config: SystemConfig, commands: Commands) -> None:
         self._config = config
@@ -50,7 +51,13 @@ class Heartbeats:
         self.last_seen: dict[int, float] = {}
         # Groups with sessions that this node leads; those that it does not lead any more leave at the next look.
         self._groups: set[Member] = set()
+        # Clients with sessions of groups that sleep under this node.
+        self._asleep: Collection[int] = ()
         self._looked = time.monotonic()
+
+    def spare(self, asleep: Collection[int]) -> None:
+        """Remember these clients whoever else comes: their groups sleep here, with their sessions."""
+        self._asleep = asleep
 
     def now(self) -> float:
         """Return the clock between two looks."""
@@ -117,6 +124,7 @@ class Heartbeats:
 
     def _forget(self) -> None:
         needed = {one.client for member in self._groups if member.sessions for one in member.sessions.by_id.values()}
+        needed.update(self._asleep)
         self.last_seen = {client: seen for client, seen in self.last_seen.items() if client in needed}
         if len(self.last_seen) >= CLIENTS_MAX:
             raise Busy("the node's memory of clients", 1.0)
