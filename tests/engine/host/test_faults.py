@@ -11,8 +11,6 @@ import pytest
 import trio
 
 from logyard.engine.disk.faulty import FaultyDisk
-from logyard.engine.entry import Entry
-from logyard.engine.log.cache import PayloadCache
 from logyard.engine.machine import Applied, Context, PayloadRange, PayloadRef, Reject, Sections
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import DirectoryInUse, GroupStopped, LogyardError, WalFailed, WrongIdentity
@@ -298,45 +296,6 @@ async def test_a_directory_has_one_owner_and_one_identity(tmp_path: Path) -> Non
         await c.start(1)
         await c.leader()
         assert await c.read(1) == [(b"", b"mine")]
-
-
-def test_the_cache_is_bounded_although_some_entries_are_never_written() -> None:
-    cache = PayloadCache(10_000)
-    never = Entry(1, 1, 1, b"", (b"x" * 1000,), 1000)
-    cache.keep(never)
-    kept: list[Entry] = []
-    cache.keep(Entry(2, 1, 1, b"", (b"x" * 1000,), 1000))
-    for index in range(3, 200):
-        entry = Entry(index, 1, 1, b"", (b"y" * 1000,), 1000)
-        cache.keep(entry)
-        assert entry.bodies is not None, "the log still has to write it"
-        entry.file = 1
-        kept.append(entry)
-    assert sum(1 for entry in kept if entry.bodies is not None) <= 11
-    assert never.bodies is not None
-    assert cache.bytes <= 11_000
-
-
-def test_what_a_turn_may_send_stays_in_memory_until_it_ends() -> None:
-    cache = PayloadCache(1500)
-    sent = Entry(1, 1, 1, b"", (b"x" * 1000,), 1000)
-    cache.keep(sent)
-    sent.file = 1
-    cache.hold()
-    # Another group's entries come in behind a message with this one, which is encoded at the end of the turn.
-    late = [Entry(index, 1, 1, b"", (b"y" * 1000,), 1000) for index in range(2, 40)]
-    for entry in late:
-        cache.keep(entry)
-    assert sent.bodies is not None
-    cache.release()
-    assert sent.bodies is None
-    # As many as came in are looked at, so that those which were not written then do not stay for ever.
-    for entry in late:
-        entry.file = 1
-    cache.keep(Entry(50, 1, 1, b"", (b"z" * 10,), 10))
-    for index in range(51, 70):
-        cache.keep(Entry(index, 1, 1, b"", (b"z" * 10,), 10))
-    assert cache.bytes < 3000
 
 
 async def test_a_retransmission_does_not_fill_the_cache(tmp_path: Path) -> None:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
 
 from logyard.engine.host import follower_reads
 from logyard.engine.raft.core import LEADER
-from logyard.engine.transport.blobs import READ_ASK, READ_INDEX
 from logyard.protocol.errors import Busy
 
 from .cluster import Cluster, cluster, until
 
 HOUR = 3600.0
-
-
-def rounds(run: Cluster, number: int) -> int:
-    """How many rounds a node has begun by asking another one."""
-    return run.system(number).follower_reads._next
 
 
 async def within(run: Cluster, number: int, staleness_s: float) -> int:
@@ -37,31 +29,6 @@ async def test_a_read_of_any_member_sees_what_was_acknowledged_before(tmp_path: 
             await run.append(leader, [(b"", b"x")])
             for node in run.ids:
                 assert await within(run, node, 0.0) >= number, "no bound at all is a linearizable read"
-
-
-async def test_within_the_bound_nobody_is_asked(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as run:
-        leader = await run.leader()
-        follower = next(node for node in run.ids if node != leader)
-        await run.fill(leader, 3, 10)
-        assert await within(run, follower, HOUR) == 3
-        asked = rounds(run, follower)
-        await run.fill(leader, 3, 10)
-        for _ in range(50):
-            await within(run, follower, HOUR)
-        assert rounds(run, follower) == asked
-        assert await within(run, follower, 0.0) == 6 and rounds(run, follower) == asked + 1
-
-
-async def test_those_who_wait_share_a_round(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as run:
-        leader = await run.leader()
-        follower = next(node for node in run.ids if node != leader)
-        asked = rounds(run, follower)
-        async with trio.open_nursery() as nursery:
-            for _ in range(100):
-                nursery.start_soon(within, run, follower, HOUR)
-        assert rounds(run, follower) == asked + 1
 
 
 async def test_a_member_that_is_cut_off_says_so_instead_of_answering(
@@ -93,23 +60,3 @@ async def test_a_leader_without_a_quorum_does_not_answer(tmp_path: Path, monkeyp
         assert run.member(leader).raft.role == LEADER
         with pytest.raises(Busy):
             await within(run, leader, 0.0)
-
-
-async def test_a_blob_that_nobody_asked_for_does_nothing(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as run:
-        reads: Any = run.system(1).follower_reads
-        reads.on_blob(2, READ_INDEX, 99, {"uid": 1, "index": 5, "error": None})
-        reads.on_blob(2, READ_ASK, 1, {"uid": 12345})
-        assert reads._answering == 1
-        await until(lambda: not reads._answering, "it is answered: the group is not here")
-        assert await within(run, 1, 0.0) == 0
-
-
-async def test_a_node_that_is_asked_too_much_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower_reads, "ANSWERS_MAX", 0)
-    async with cluster(tmp_path) as run:
-        leader = await run.leader()
-        follower = next(node for node in run.ids if node != leader)
-        with pytest.raises(Busy, match="too many ask"):
-            await within(run, follower, 0.0)
-        assert await within(run, leader, 0.0) == 0, "who leads asks nobody else"

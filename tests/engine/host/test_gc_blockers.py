@@ -31,15 +31,6 @@ async def test_a_slow_log_is_asked_for_a_snapshot_and_its_segment_goes(tmp_path:
         assert storage.gc_blockers.status()["segment"] != oldest
 
 
-async def test_few_segments_are_no_reason_to_ask(tmp_path: Path) -> None:
-    async with cluster(tmp_path, 1) as c:
-        await c.fill(1, 3, 100)
-        storage = c.system(1).storage
-        await c.roll(1)
-        await storage.gc_blockers.ask()
-        assert storage.gc_blockers.asked == 0 and c.member(1).snapshot_index == 0
-
-
 async def test_what_is_not_committed_holds_a_wal_file_and_is_named(tmp_path: Path) -> None:
     async with cluster(tmp_path, migrate_budget_bytes=0) as c:
         await c.lead(1)

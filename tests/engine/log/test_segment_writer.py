@@ -1,0 +1,186 @@
+"""The way from a sealed WAL file to its segment, alone: durable, switched, committed; what a failure leaves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from logyard.engine.jobs import Jobs
+from logyard.engine.log.liveness_accounting import Present
+from logyard.engine.log.location import Location, SealedFile, Share, Unflushed
+from logyard.engine.log.meta_rows import SegmentRun
+from logyard.engine.log.segment_writer import SegmentWriter
+from logyard.engine.log.wal import Sealed
+from logyard.engine.replica.member import Member
+from logyard.protocol.errors import Corrupt, JobFailed, NoSpace
+
+from ..quiesce.doubles import member_of
+
+
+class Bench:
+    """A writer, and what it had others do, in order. `found` says which groups a file speaks of, `present` of which it
+    is the log's content; `fails` what a step raises, once."""
+
+    def __init__(self) -> None:
+        self.did: list[Any] = []
+        self.members: dict[int, Member] = {}
+        self.found: list[int] = []
+        self.present_of: list[int] = []
+        self.left: set[int] = set()
+        self.users: dict[int, set[int]] = {}
+        self.fails: dict[str, Exception] = {}
+        self.jobs = Jobs(lambda: 0.0)
+        self.meanwhile: Callable[[], None] = lambda: None
+        wal: Any = SimpleNamespace(current=100, current_entries=[])
+        self.unflushed = Unflushed(wal)
+        self.location = Location(cast(Any, None), self.unflushed, 10.0)
+        self.writer = SegmentWriter(
+            self.members, self.unflushed, cast(Any, self), cast(Any, self), self.location, cast(Any, self),
+            cast(Any, self), self.jobs, self.adopted,
+        )  # fmt: skip
+
+    def may(self, what: str) -> None:
+        if what in self.fails:
+            raise self.fails.pop(what)
+
+    def group(self, uid: int) -> Member:
+        self.members[uid] = member_of(set(), uid)
+        return self.members[uid]
+
+    def seal(self, *files: int) -> None:
+        self.unflushed.add([Sealed(file, file, 1 << 20, []) for file in files])
+
+    # What the writer asks of others
+
+    async def out_of_reserve(self, what: str, job: Callable[[], Awaitable[Any]]) -> Any:
+        return await job()
+
+    async def write(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
+        self.may("write")
+        self.did.append(("write", sealed.file))
+        self.meanwhile()
+        return {uid: (1, 10, 1, 500) for uid in self.found}
+
+    def present(self, number: int, found: Any) -> list[Present]:
+        self.may("present")
+        return [
+            Present(self.members[uid], SegmentRun(1, 10, number), Share(1, 10, 300), 500) for uid in self.present_of
+        ]
+
+    def is_left(self, member: Member) -> bool:
+        return member.uid in self.left
+
+    def adopt(self, number: int, users: set[int]) -> None:
+        self.may("adopt")
+        self.did.append(("adopt", number))
+        self.users[number] = users
+
+    async def commit_members(self, members: Iterable[Member], sealed_files: Sequence[SealedFile]) -> None:
+        self.may("commit")
+        self.did.append(("commit", sorted(one.uid for one in members), [one.file for one in sealed_files]))
+
+    async def adopted(self, sealed: Sealed, file: SealedFile, members: Collection[Member]) -> None:
+        self.did.append(("adopted", sealed.file, file.live, sorted(one.uid for one in members)))
+
+    @property
+    def committed(self) -> list[list[int]]:
+        return [step[1] for step in self.did if step[0] == "commit"]
+
+
+async def test_a_segment_is_durable_then_switched_to_then_committed() -> None:
+    bench = Bench()
+    member = bench.group(1)
+    bench.found = bench.present_of = [1]
+    bench.seal(7)
+    await bench.writer.run()
+    assert bench.did == [("write", 7), ("adopt", 7), ("commit", [1], [7]), ("adopted", 7, 300, [1])]
+    assert member.segments == [SegmentRun(1, 10, 7)] and member.flushed == 10 and bench.users == {7: {1}}
+    file = bench.location.files[7]
+    assert (file.live, file.total, file.length) == (300, 500, 1 << 20)
+    assert not bench.unflushed.backlog_files and not bench.unflushed.is_open(7)
+
+
+async def test_nothing_to_write_is_no_work_and_many_files_go_oldest_first() -> None:
+    bench = Bench()
+    await bench.writer.run()
+    assert not bench.did
+    bench.seal(7, 8)
+    bench.seal(6)
+    await bench.writer.run()
+    assert [step[1] for step in bench.did if step[0] == "write"] == [6, 7, 8]
+
+
+async def test_a_file_without_any_content_of_a_log_is_a_home_of_nobody() -> None:
+    bench = Bench()
+    bench.found = [1, 2]
+    bench.group(1)
+    bench.seal(7)
+    await bench.writer.run()
+    assert bench.users == {7: set()} and not bench.location.files[7].shares
+    assert bench.committed == [[1]], "its truncations and floors are in the file; group 2 went"
+
+
+async def test_what_a_damaged_member_has_here_is_kept_and_not_said() -> None:
+    bench = Bench()
+    bench.group(1).quarantine("a test")
+    bench.group(2)
+    bench.found = [1, 2]
+    bench.left = {1}
+    bench.seal(7)
+    await bench.writer.run()
+    assert bench.location.files[7].kept and bench.users == {7: {1}} and bench.committed == [[2]]
+
+
+async def test_hard_states_in_the_file_are_stored_with_it_once() -> None:
+    bench = Bench()
+    known, forgotten, late = bench.group(1), bench.group(2), bench.group(4)
+    rebuilt = bench.group(3)
+    for member in (known, forgotten, rebuilt):
+        bench.writer.hard_state_written(member)
+    bench.writer.forget(forgotten)
+    bench.group(3)  # Another object stands for it now; what it knew is stored.
+    bench.meanwhile = lambda: bench.writer.hard_state_written(late)
+    bench.seal(7)
+    await bench.writer.run()
+    bench.meanwhile = lambda: None
+    bench.seal(8, 9)
+    await bench.writer.run()
+    assert bench.committed == [[1], [4], []], "what was written meanwhile is in the next file"
+
+
+@pytest.mark.parametrize("step", ["write", "present", "commit"])
+async def test_a_flush_that_failed_is_done_again_with_all_it_says(step: str) -> None:
+    bench = Bench()
+    member = bench.group(1)
+    bench.writer.hard_state_written(bench.group(2))
+    bench.found = bench.present_of = [1]
+    bench.seal(7, 8)
+    bench.fails[step] = NoSpace("full") if step != "present" else Corrupt("a file", 0, "this", "that")
+    with pytest.raises((NoSpace, Corrupt)):
+        await bench.writer.run()
+    assert bench.unflushed.backlog_files == 2 and bench.unflushed.is_open(7)
+    assert bool(member.segments) == (step == "commit") and not bench.jobs.frozen
+    bench.did.clear()
+    await bench.writer.run()
+    assert [step[1] for step in bench.did if step[0] == "write"] == [7, 8]
+    assert bench.committed[0] == [1, 2] and member.segments[-1].segment == 8
+    file = bench.location.files[7]
+    assert (file.live, file.total) == (300, 500), "as if it had been adopted once"
+
+
+async def test_what_a_switch_left_half_adopted_is_not_adopted_once_more() -> None:
+    bench = Bench()
+    bench.group(1)
+    bench.found = bench.present_of = [1]
+    bench.seal(7)
+    bench.fails["adopt"] = KeyError("a defect")
+    with pytest.raises(JobFailed):
+        await bench.writer.run()
+    assert bench.jobs.frozen and not bench.committed and bench.unflushed.is_open(7)
+    bench.did.clear()
+    bench.seal(8)
+    await bench.writer.run()
+    assert not bench.did, "until a restart reads both files anew"
