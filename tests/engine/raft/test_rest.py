@@ -12,6 +12,7 @@ from logyard.engine.raft.messages import (
     LEADER_GONE,
     PREVOTE,
     PREVOTE_REPLY,
+    READ,
     Message,
 )
 
@@ -274,3 +275,12 @@ def test_a_lone_acknowledgement_leaves_with_the_report_and_anything_else_in_a_re
             answer = next(m for m in drain(follower) if m.kind == APPEND_REPLY and not m.context)
         assert (answer.kind, answer.to, answer.index, answer.last) == (APPEND_REPLY, 1, sent.last, sent.last)
         follower.check()
+
+
+def test_who_hears_a_read_of_its_leader_doubts_it_no_more() -> None:
+    network = Network(3)
+    leader, follower = network.elect(1), network[2]
+    follower.on_link_reset(1)
+    assert not follower.is_quiet
+    follower.step(Message(READ, UID, 2, 1, leader.term, context=7))
+    assert follower.is_quiet and follower.leader == 1
