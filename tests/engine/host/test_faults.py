@@ -12,6 +12,7 @@ import trio
 
 from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.machine import Applied, Context, PayloadRange, PayloadRef, Reject, Sections
+from logyard.engine.raft.messages import TRANSFER, VOTE, Message
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import DirectoryInUse, GroupStopped, LogyardError, WalFailed, WrongIdentity
 from logyard.service.node import build_system
@@ -315,3 +316,24 @@ async def test_a_retransmission_does_not_fill_the_cache(tmp_path: Path) -> None:
         for number in c.ids:
             held = [entry for entry in c.member(number).raft.log.entries if entry.bodies and entry.body_bytes]
             assert sum(entry.body_bytes for entry in held) <= 64 * KIB + 3 * 31 * KIB
+
+
+async def test_a_vote_without_entries_outlives_the_file_that_holds_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.append(await c.leader(), [(b"", b"x")])
+        await c.applied()
+        await c.roll(3)
+        c.partition(3)
+        member = c.member(3)
+        raft = member.raft
+        term = raft.term + 5
+        last = raft.log.last_index
+        vote = Message(VOTE, member.uid, 3, 2, term, last, raft.log.last_term, context=TRANSFER)
+        c.system(3).inbound.on_messages(2, [vote])
+        assert (raft.term, raft.vote) == (term, 2)
+        # Its only record of that is in the file in use; then that file gets its segment in another life.
+        await c.restart(3)
+        assert (c.member(3).raft.term, c.member(3).raft.vote) == (term, 2)
+        await c.roll(3)
+        await c.restart(3)
+        assert (c.member(3).raft.term, c.member(3).raft.vote) == (term, 2)

@@ -10,14 +10,18 @@ import pytest
 import trio
 import trio.testing
 
+from logyard.engine.entry import Entry
+from logyard.engine.host.outbound import Outbound
 from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.member import Member
 from logyard.engine.snapshot import format as snapshot_format
 from logyard.engine.transfer.pull import _rows
 from logyard.engine.transport.blobs import SNAPSHOT_PIECE
-from logyard.protocol.errors import Corrupt, LogyardError
+from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
 from .test_histories import counted
+from .test_mending import SIZE, stable
 
 
 async def compacted(c: Cluster, number: int, truncate: int = 0) -> None:
@@ -405,3 +409,29 @@ async def test_bytes_of_a_piece_that_do_not_add_up_are_refused(tmp_path: Path) -
         ):
             with pytest.raises(Corrupt):
                 _rows(uid, bad[0], memoryview(bad[1]))
+
+
+async def test_a_snapshot_that_has_to_take_the_logs_place_does_so_before_the_wal_file_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 3, SIZE)
+        await stable(c, 3)
+        await c.crash(3)
+        bodies += await c.fill(1, 4, SIZE)
+        await c.applied()
+        missing = c.member(1).raft.log.last_index - 2
+        whole = Outbound._with_bodies
+
+        async def gone(self: Outbound, member: Member, entry: Entry) -> Entry:
+            # As where a released part of an entry is not stored any more.
+            if entry.index == missing:
+                raise Gone("a part of it was released")
+            return await whole(self, member, entry)
+
+        monkeypatch.setattr(Outbound, "_with_bodies", gone)
+        assert not c.member(1).flushed
+        await c.start(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies

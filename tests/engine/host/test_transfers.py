@@ -20,6 +20,7 @@ from logyard.protocol.errors import Gone, LogyardError
 from logyard.service.check.run import check_directory
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
+from .test_mending import SIZE, flip, metadata
 from .test_snapshots import compacted
 
 PIECE = 64 * KIB
@@ -791,3 +792,28 @@ async def test_the_offer_of_another_leader_with_an_older_snapshot(tmp_path: Path
         await c.applied(among=[2, 3])
         assert [body for _, body in await c.read(3, 20)] == bodies
         assert await c.read(3, 10) == await c.read(2, 10)
+
+
+async def test_a_snapshots_payloads_come_from_who_became_a_member_after_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 4, group="", payload_cache_bytes=0) as c:
+        await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()), "all are live")
+        await c.create(members=[1, 2])
+        await c.lead(1)
+        bodies = await c.fill(1, 6, SIZE)
+        await until(lambda: c.member(1).raft.log.stable == c.member(1).raft.applied == c.member(1).raft.log.last_index)
+        damaged = metadata(c, 1, c.member(1).raft.log.last_index - 2)
+        await c.roll(1)
+        await c.nodes[1].compact()
+        await c.crash(1)
+        assert sum(flip(path, damaged) for path in (c.path / "node-1" / "payloads").glob("gen-*/data.mdb")) == 1
+        await c.start(1)
+        await c.lead(1)
+        await c.nodes[1].snapshot(["log"])
+        assert c.member(1).raft.log.first_index > 6
+        assert (await c.nodes[1].change_members("log", "add", 3))["voters"]
+        await until(lambda: c.replica(3, "log") is not None and c.log(3).end == len(bodies), "node 3 has it all")
+        await c.crash(2)
+        # The snapshot's members are node 1, which lost a row, and node 2, which is away.
+        await c.nodes[1].change_members("log", "add", 4)
+        await until(lambda: c.replica(4, "log") is not None and c.log(4).end == len(bodies), "node 4 has it all")
+        assert [body for _, body in await c.read(4)] == bodies
