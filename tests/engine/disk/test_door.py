@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk.door import IOV_MAX, Disk, join_small
+from logyard.engine.disk.door import ALIGNMENT, IOV_MAX, Disk, join_small
 from logyard.engine.disk.faulty import Call, FaultyDisk
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import DirectoryInUse
@@ -150,3 +151,35 @@ def test_a_short_write_around_the_page_cache_goes_on_at_a_block(tmp_path: Path) 
     body = os.urandom(40_960)
     assert disk.aligned_write(fd, [body], 0, memoryview(mmap.mmap(-1, 65536))) == len(body)
     assert os.pread(fd, 50_000, 0) == body
+
+
+class ShortDisk(Disk):
+    """Writes as much as chance gives, and insists on what direct writes need."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.chance = chance
+
+    def _pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        (data,) = buffers
+        assert offset % ALIGNMENT == 0 == len(data) % ALIGNMENT
+        return os.pwrite(fd, data[: self.chance.choice([len(data), self.chance.randint(ALIGNMENT, len(data))])], offset)
+
+
+def test_law_8_direct_writes_are_whole_however_short_the_parts(tmp_path: Path) -> None:
+    chance = random.Random(8)
+    disk = ShortDisk(chance)
+    for number in range(100):
+        stage = memoryview(mmap.mmap(-1, ALIGNMENT * chance.randint(1, 4)))
+        data = chance.randbytes(ALIGNMENT * chance.randint(1, 9))
+        buffers: list[Buffer] = []
+        at = 0
+        while at < len(data):
+            size = chance.choice([0, 1, 100, ALIGNMENT, 5000, 20_000])
+            buffers.append(data[at : at + size] if size % 2 else memoryview(data)[at : at + size])
+            at += size
+        path = tmp_path / str(number)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        assert disk.aligned_write(fd, buffers, 2 * ALIGNMENT, stage) == len(data)
+        os.close(fd)
+        assert path.read_bytes()[2 * ALIGNMENT :] == data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import trio
 
 from logyard.engine.log.meta_rows import file_key
 from logyard.engine.log.space import MARGIN_BYTES
+from logyard.engine.log.wal import Rolled, Sealed
 from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
 
 from .cluster import KIB, Cluster, cluster, payload_flush, until
@@ -197,3 +199,55 @@ async def test_the_floor_is_stored_before_a_dead_file_goes(tmp_path: Path) -> No
         (member,) = system.members.values()
         assert member.snapshot_index < released <= member.floor and not member.resolves
         system.close()
+
+
+async def test_law_4_a_file_whose_removal_could_not_be_stored_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 5, 40 * KIB)
+        await c.roll(1)
+        storage = c.system(1).storage
+        (file,) = storage.location.files.values()
+        commit = storage.meta_batch.commit_members
+
+        async def full(*arguments: Any, gone_files: Sequence[int] = (), **named: Any) -> None:
+            if gone_files:
+                raise NoSpace("the disk of the meta store is full")
+            await commit(*arguments, **named)
+
+        monkeypatch.setattr(storage.meta_batch, "commit_members", full)
+        async with storage.janitor.lock:
+            with pytest.raises(NoSpace):
+                await storage.compactor.migrate(file)
+        monkeypatch.undo()
+        assert [body for _, body in await c.read(1)] == bodies
+        await c.nodes[1].compact()
+        assert file.file not in [number for number, _ in c.system(1).wal.files]
+        assert [body for _, body in await c.read(1)] == bodies
+        await c.restart(1)
+        await c.leader()
+        assert [body for _, body in await c.read(1)] == bodies
+
+
+async def test_law_3_files_are_sealed_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(tmp_path, 1) as c:
+        await c.append(1, [(b"", b"x")])
+        storage, group_commit = c.system(1).storage, c.system(1).group_commit
+        order: list[int] = []
+        first, freed = c.system(1).wal.current, group_commit._freed
+
+        def full_at_once() -> None:
+            # What queued up behind the roll is written in place, and fills the next file.
+            monkeypatch.setattr(group_commit, "_freed", freed)
+            c.system(1).rolled(Rolled([Sealed(first + 1, first + 1, 0, [])]))
+            freed()
+
+        async def seal(sealed: Sealed) -> None:
+            order.append(sealed.file)
+
+        monkeypatch.setattr(group_commit, "_freed", full_at_once)
+        monkeypatch.setattr(storage.segment_writer, "_flush", seal)
+        await c.roll(1)
+        # The later file's row says that all up to it are flushed.
+        assert order == [first, first + 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 import trio
 
 from logyard.engine.disk.faulty import FaultyDisk
+from logyard.engine.log.wal import Rolled, WalItem
 from logyard.engine.recovery.incarnation import MARK
 from logyard.protocol.errors import LogyardError, WalFailed
 
-from .cluster import KIB, cluster, until
+from .cluster import KIB, Replies, cluster, frame, until
 
 PATIENT: dict[str, Any] = {"liveness_timeout_ms": 60_000}
 """A leader that says nothing is trusted for as long as a test lasts."""
@@ -168,3 +170,32 @@ async def test_a_failing_meta_store_ends_the_node_as_well(tmp_path: Path, monkey
         await c.restart(1)
         await c.applied()
         assert [body for _, body in await c.read(1)] == [b"kept", b"after"]
+
+
+async def test_law_2_a_wal_that_fails_while_rolling_ends_the_node(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    async with cluster(tmp_path, 1, disks={1: disk}) as c:
+        await c.append(1, [(b"", b"x")])
+        await until(lambda: c.system(1).group_commit.sealed and not c.system(1).group_commit.busy)
+        disk.fail("rename", 1, errno.EIO)
+        with pytest.raises(WalFailed):
+            await c.roll(1)
+        # Nobody writes any more: the node has to find out by itself.
+        await until(lambda: 1 in c.failures, "the node ends")
+
+
+async def test_law_2_a_bug_in_the_wal_thread_ends_the_node_and_hangs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 1) as c:
+        system = c.system(1)
+
+        def write(items: Sequence[WalItem]) -> Rolled | None:
+            raise AssertionError("a batch was measured wrongly")
+
+        monkeypatch.setattr(type(system.wal), "write", lambda self, items: write(items))
+        replies = Replies()
+        # Too large to be written in place.
+        system.commands.submit(c.member(1).uid, frame(bytes(100 * KIB)), replies, 1)
+        await until(lambda: 1 in c.failures, "the node ends")
+        assert replies.found == [(1, 1)]

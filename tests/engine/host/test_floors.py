@@ -6,15 +6,19 @@ docs/opaque-payloads.md lists all cases with their tests.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from logyard.engine.log.meta import MetaStore
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.reader import Wanted
-from logyard.protocol.errors import Gone, OutOfRange
+from logyard.machines.log.command import truncate_command
+from logyard.payloads.reference import Position
+from logyard.protocol.errors import BadRequest, Gone, LogyardError, NoSpace, OutOfRange
 
-from .cluster import KIB, Cluster, cluster, plain, until
+from .cluster import KIB, Cluster, Replies, cluster, frame, plain, until
 from .test_tombstones import released
 
 
@@ -136,3 +140,140 @@ async def test_a_replay_from_an_older_snapshot_needs_none_of_the_bytes_that_are_
         assert [body for _, body in await c.read(1, 8)] == bodies[8:]
         with pytest.raises(OutOfRange):
             await c.nodes[1].read_body("log", 3, 0, None)
+
+
+async def test_law_4_what_dies_after_the_floors_were_stored_is_not_unlinked_with_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        for _ in range(3):
+            await c.fill(1, 5, 40 * KIB)
+            await c.nodes[1].compact()
+        await c.nodes[1].truncate("log", 5)
+        storage = c.system(1).storage
+        assert [(one.id, one.live > 0) for one in c.system(1).store.generations()] == [(1, False), (2, True), (3, True)]
+        commit = storage.meta_batch.commit_members
+
+        async def slow(*arguments: Any, **named: Any) -> None:
+            await commit(*arguments, **named)
+            await c.nodes[1].truncate("log", 10)
+
+        monkeypatch.setattr(storage.meta_batch, "commit_members", slow)
+        async with storage.janitor.lock:
+            await storage.compactor.collect(0.0)
+        monkeypatch.undo()
+        release = c.member(1).last_release
+        await c.crash(1)
+        system = c.build(1)
+        await system.open()
+        try:
+            left = [one.id for one in system.store.generations()]
+            assert 1 not in left
+            assert 2 in left or system.member("log").floor >= release, "bytes went without a floor"
+        finally:
+            system.close()
+
+
+async def test_law_4_a_client_can_not_release_what_is_not_written_yet(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1) as c:
+        bodies = await c.fill(1, 5, 100)
+        node, member = c.nodes[1], c.member(1)
+        position = c.log(1).start_position
+        for command in (truncate_command(1, Position(1 << 40, 0)), truncate_command(3, Position(position.index, 1))):
+            with pytest.raises(BadRequest):
+                node.submit(member.uid, frame(b"", command), Replies(), 1)
+        # Nor can a server that looks a position up wrongly.
+        with pytest.raises(LogyardError) as caught:
+            await node.command(member, truncate_command(1, Position(1 << 40, 0)))
+        assert caught.value.code == "bad_request"
+        bodies += await c.fill(1, 2, 100)
+        assert not member.is_dead(member.raft.log.entry(member.raft.log.last_index))  # type: ignore[arg-type]
+        assert [body for _, body in await c.read(1)] == bodies
+
+
+async def test_law_4_a_floor_that_could_not_be_stored_is_stored_before_bytes_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.fill(1, 5, 40 * KIB)
+        await c.roll(1)
+        await c.nodes[1].truncate("log", 3)
+        release = c.member(1).last_release
+        storage = c.system(1).storage
+        (file,) = storage.location.files.values()
+
+        def full(self: object, puts: object) -> None:
+            raise NoSpace("the disk of the meta store is full")
+
+        monkeypatch.setattr(MetaStore, "commit", full)
+        async with storage.janitor.lock:
+            with pytest.raises(NoSpace):
+                await storage.compactor.migrate(file)
+        monkeypatch.undo()
+        async with storage.janitor.lock:
+            await storage.compactor.migrate(file)
+        await c.crash(1)
+        system = c.build(1)
+        await system.open()
+        try:
+            assert file.file not in [number for number, _ in system.wal.files]
+            assert system.member("log").floor >= release, "bytes went without a floor"
+        finally:
+            system.close()
+
+
+async def test_law_4_a_home_is_not_forgotten_for_good_without_a_floor(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.fill(1, 5, 40 * KIB)
+        index = c.member(1).raft.applied
+        await c.nodes[1].compact()
+        assert c.system(1).store.home(c.member(1).uid, index) is not None
+        await c.create("other", [1])
+        await c.roll(1)
+        await c.nodes[1].truncate("log", 5)
+        release = c.member(1).last_release
+        # A snapshot of another group, say, brings the store's rows along.
+        await c.nodes[1].snapshot(["other"])
+        await c.crash(1)
+        system = c.build(1)
+        await system.open()
+        try:
+            member = system.member("log")
+            assert member.raft.applied < release
+            assert system.store.home(member.uid, index) is not None or not member.resolves
+        finally:
+            system.close()
+
+
+async def test_law_4_a_snapshot_below_a_release_is_not_sent_without_its_payloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        await c.applied()
+        await c.crash(3)
+        first = c.member(1).raft.applied + 1
+        await c.fill(1, 5, 40 * KIB)
+        await c.applied()
+        for number in (1, 2):
+            await c.nodes[number].compact()
+            await c.nodes[number].snapshot()
+            await c.nodes[number].compact()
+        assert c.member(1).raft.log.snapshot_index == c.member(1).snapshot_index
+        await c.nodes[1].truncate("log", 5)
+        release = c.member(1).last_release
+        assert c.member(1).snapshot_index < release
+        system = await c.start(3)
+        installed: list[tuple[int, bool, int]] = []
+        snapshots = system.system.snapshot_receiver
+        install = snapshots._install
+
+        def look(member: Any, snapshot: Any, size: int, have: int) -> None:
+            home = system.system.store.home
+            whole = all(home(member.uid, index) is not None for index in range(first, first + 5))
+            installed.append((snapshot.index, whole, member.floor))
+            install(member, snapshot, size, have)
+
+        monkeypatch.setattr(snapshots, "_install", look)
+        await c.applied()
+        assert installed and all(index >= release or whole or floor >= release for index, whole, floor in installed)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from logyard.protocol.errors import LogyardError
 
-from .cluster import KIB, cluster, until
+from .cluster import KIB, MIB, Replies, cluster, frame, until
 
 
 async def test_every_member_serves_what_one_acknowledged(tmp_path: Path) -> None:
@@ -91,3 +92,13 @@ async def test_two_restarts_give_the_same_state(tmp_path: Path) -> None:
             wal = {number: file.live for number, file in system.storage.location.files.items()}
             states.append((member.machine.snapshot(), member.liveness, member.segments, wal, await c.read(1, 7)))
         assert states[0] == states[1]
+
+
+async def test_law_7_more_frames_than_an_entry_can_count_are_several_entries(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"entry_bytes_max": 16 * MIB, "entry_records_max": 1 << 18, "wal_file_bytes": 64 * MIB}
+    async with cluster(tmp_path, 1, **limits) as c:
+        replies, one = Replies(), frame()
+        for number in range(66_000):
+            c.system(1).commands.submit(c.member(1).uid, one, replies, number)
+        await until(lambda: len(replies.found) == 66_000 or 1 in c.failures, "replies")
+        assert c.log(1).end == 66_000 and not any(status for _, status in replies.found)

@@ -19,7 +19,7 @@ from logyard.engine.transfer.pull import _rows
 from logyard.engine.transport.blobs import SNAPSHOT_PIECE
 from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
-from .cluster import KIB, Cluster, cluster, payload_books, until
+from .cluster import KIB, Cluster, Replies, cluster, frame, payload_books, until
 from .test_histories import counted
 from .test_mending import SIZE, stable
 
@@ -435,3 +435,99 @@ async def test_a_snapshot_that_has_to_take_the_logs_place_does_so_before_the_wal
         await c.start(3)
         await c.applied()
         assert [body for _, body in await c.read(3)] == bodies
+
+
+async def test_law_3_entries_behind_marks_that_a_restart_wrote_survive_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as c:
+        # Another group's payloads keep the files, and with them the old segments and rows, as they are.
+        await c.create("other", [3], by=3)
+        await _old_tail(c, 30)
+        snapshots, raft = c.system(3).snapshot_receiver, c.member(3).raft
+        take_in, stored = snapshots._take_in, trio.Event()
+
+        async def late(*arguments: Any) -> None:
+            # The term of the snapshot comes, and is durable, before it.
+            await until(lambda: raft.term >= c.member(1).raft.term and raft.safe)
+            await take_in(*arguments)
+
+        # A crash comes after the snapshot is stored, before the log starts over.
+        monkeypatch.setattr(snapshots, "_take_in", late)
+        monkeypatch.setattr(snapshots, "_install", lambda *_: stored.set())
+        c.network.heal()
+        await stored.wait()
+        c.partition(3)
+        await c.restart(3)
+        await c.leader("other", among=[3])
+        snapshot = c.member(3).raft.log.snapshot_index
+        assert snapshot and c.member(3).raft.log.last_index == snapshot
+        await c.roll(3)
+        c.network.heal()
+        leader = await c.leader(among=[1, 2])
+        for _ in range(3):
+            await c.append(leader, [(b"", b"acknowledged")])
+        await c.applied()
+        log = c.member(3).raft.log
+        await until(lambda: log.stable == log.last_index)
+        stable = log.stable
+        assert stable >= snapshot + 3
+        await c.crash(3)
+        system = c.build(3)
+        await system.open()
+        try:
+            assert system.member("log").raft.log.last_index >= stable, "acknowledged entries are gone"
+        finally:
+            system.close()
+
+
+async def test_invariant_7_a_snapshot_of_a_later_term_is_durable_before_that_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as c:
+        await c.create("other", [3], by=3)
+        await _old_tail(c, 30)
+        # Node 3 hears of the new term by the snapshot alone, and dies before its log starts over.
+        stored = trio.Event()
+        monkeypatch.setattr(c.system(3).inbound, "on_messages", lambda *_: None)
+        monkeypatch.setattr(c.system(3).snapshot_receiver, "_install", lambda *_: stored.set())
+        term = c.member(3).raft.term
+        c.network.heal()
+        await stored.wait()
+        c.partition(3)
+        assert c.member(3).raft.term == term < c.member(1).raft.term
+        await c.restart(3)
+        member = c.member(3)
+        assert member.state == "running", member.reason
+        await until(lambda: member.raft.safe)
+        assert member.raft.log.last_term <= member.raft.term and member.raft.vote == 0
+        c.network.heal()
+        await c.append(await c.leader(among=[1, 2]), [(b"", b"goes on")])
+        await c.applied()
+        await c.restart(3)
+        await c.applied()
+        assert (await c.read(3))[-1] == (b"", b"goes on")
+
+
+async def _old_tail(c: Cluster, count: int) -> None:
+    """Node 3 led, was cut off, and has `count` entries in a segment that never commit; the others have a snapshot."""
+    await c.lead(3)
+    await c.applied()
+    await c.fill(3, 2, 10 * KIB, "other")
+    c.partition(3)
+    member, nobody = c.member(3), Replies()
+    for _ in range(count):
+        before = member.raft.log.last_index
+        c.system(3).commands.submit(member.uid, frame(), nobody, 1)
+        await until(lambda: member.raft.log.stable > before)  # noqa: B023
+    await c.roll(3)
+    await until(lambda: c.leads(1) or c.leads(2))
+    leader = 1 if c.leads(1) else 2
+    for _ in range(5):
+        await c.append(leader, [(b"", b"committed")])
+    await c.applied(among=[1, 2])
+    for number in (1, 2):
+        await c.roll(number)
+        await c.nodes[number].snapshot()
+        raft = c.member(number).raft
+        assert 0 < raft.log.snapshot_index < member.flushed

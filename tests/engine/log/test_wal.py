@@ -13,6 +13,7 @@ from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.wal import Gap, Sealed, WalConfig, WalItem
 from logyard.engine.log.wal_ahead import AHEAD_BYTES, SMALL_BYTES
+from logyard.engine.log.wal_files import wal_name
 from logyard.protocol.errors import Gone, NoSpace, WalFailed
 
 from .model import SMALL, Memory, command, commands, open_wal, payload, recover
@@ -454,3 +455,22 @@ def test_a_file_says_where_its_space_was_never_written(tmp_path: Path) -> None:
     disk.datasync(fd)
     assert disk.unwritten_from(fd, 0) == 64 * BLOCK
     disk.close(fd)
+
+
+def test_law_2_the_name_of_a_file_is_durable_before_a_restart_writes_to_it(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    wal, _, _ = open_wal(disk, str(tmp_path))
+    wal.write([WalItem(7, commands(7, 1, 1))])
+    # The process dies between the rename and its sync: the name is there, but a power failure takes it back.
+    disk.fail("sync_directory", 2, errno.EIO)
+    with pytest.raises(WalFailed):
+        wal.roll()
+    wal.close()
+    assert (tmp_path / wal_name(2)).exists()
+    disk = FaultyDisk()
+    again, _, _ = open_wal(disk, str(tmp_path))
+    assert again.current == 2
+    again.write([WalItem(7, commands(7, 2, 2))])
+    again.close()
+    names = [call.name for call in disk.calls]
+    assert "sync_directory" in names[: names.index("write")]

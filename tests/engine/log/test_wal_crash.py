@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from logyard.engine.disk.door import Disk
+from logyard.engine.disk.faulty import FaultyDisk
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.wal import WalConfig, WalItem
 from logyard.engine.log.wal_files import wal_name
@@ -316,3 +317,49 @@ def test_files_that_are_flushed_are_not_replayed(tmp_path: Path) -> None:
     wal, memory, result = open_wal(disk, str(tmp_path), CONFIG, flushed_through=4)
     assert not memory.log and wal.current == 5 and wal.position[0] >= 4
     wal.close()
+
+
+ONE_BATCH = WalConfig(file_bytes=256 * 1024, batch_bytes=64 * 1024)
+
+
+def test_law_8_blocks_of_the_last_batch_may_arrive_in_any_order(tmp_path: Path) -> None:
+    chance = random.Random(8)
+    for number in range(30):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        disk = FaultyDisk()
+        disk.direct = True
+        wal, _, _ = open_wal(disk, str(directory), ONE_BATCH)
+        model = Memory()
+        first = [WalItem(7, commands(7, 1, 3), (1, 2, 0))]
+        wal.write(first)
+        if number % 2:
+            wal.seal()
+        model.take(first)
+        start = wal.position[1]
+        large = command(7, 4, bodies=[b"t" * 3 * BLOCK, b"u" * BLOCK])
+        torn = [WalItem(7, [large], (2, 2, 3)), WalItem(8, commands(8, 1, 9))]
+        wal.write(torn)
+        end = wal.position[1]
+        wal.close()
+        before = model.state()
+        model.take(torn)
+        after = model.state()
+        # Nobody was told of the last batch: any of its blocks may be missing, and what it lies in was never written.
+        blocks = range(start, end, BLOCK)
+        missing = chance.sample(blocks, chance.randint(1, len(blocks)))
+        with (directory / wal_name(1)).open("r+b") as file:
+            for at in missing:
+                file.seek(at)
+                file.write(bytes(BLOCK))
+        again, memory, result = open_wal(disk, str(directory), ONE_BATCH)
+        assert not result.damage
+        assert memory.state() == before
+        # What comes next lies over the rest of it, and nothing of it ever comes back.
+        following = [WalItem(7, commands(7, 4, 4, term=5), (5, 1, 3))]
+        again.write(following)
+        again.close()
+        memory.take(following)
+        once_more, result = recover(disk, str(directory))
+        assert once_more.state() == memory.state() != after
+        assert not result.damage
