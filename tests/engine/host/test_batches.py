@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import trio
 
 from logyard.engine.entry import COMMANDS, Entry
+from logyard.engine.log import group_commit as durability_module
 from logyard.engine.log.group_commit import MIXED_BYTES, SMALL_BYTES, GroupCommit
 from logyard.engine.log.wal import Wal, WalItem
+
+from .cluster import cluster, until
 
 MIB = 1 << 20
 
@@ -126,3 +131,32 @@ def test_one_slow_sync_moves_no_small_batch_to_the_thread_and_several_do(monkeyp
     moved = [by_thread(0.0001) for _ in range(60)]
     assert moved[0] and not moved[-1], "and one that is fast again is trusted again"
     assert one.sync_seconds_max == pytest.approx(0.5)
+
+
+async def test_who_gives_up_waiting_for_the_wal_does_not_take_the_next_batch_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verb that has the WAL to itself is cancelled while a batch is under way: what queued behind that batch is
+    written at its end all the same."""
+    monkeypatch.setattr(durability_module, "INLINE_BYTES", -1)
+    async with cluster(tmp_path, 1) as c:
+        await c.leader()
+        group_commit = c.system(1).group_commit
+        await until(lambda: not group_commit.busy)
+        group_commit._alone = True
+        with trio.move_on_after(0):
+            await group_commit.exclusive(lambda: None)
+        done = trio.Event()
+
+        async def append() -> None:
+            await c.append(1, [(b"", b"x")])
+            done.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(append)
+            await until(lambda: group_commit.items)
+            group_commit._alone = False
+            group_commit._freed()
+            with trio.move_on_after(2):
+                await done.wait()
+            assert done.is_set(), "the append waits for a batch that nobody starts"

@@ -4,10 +4,12 @@ fault G2)."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from logyard.engine.transport.blobs import DELETE_GROUPS, UNKNOWN_GROUPS
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, UnknownGroup
 
 from .cluster import KIB, cluster, payload_books, until
@@ -159,3 +161,60 @@ async def test_many_groups_share_syncs_and_survive_together(tmp_path: Path) -> N
             await c.applied(name)
             for number in c.ids:
                 assert await c.read(number, name=name) == [(b"", name.encode())]
+
+
+async def test_a_creation_that_failed_is_taken_back_by_a_creator_that_is_no_member(tmp_path: Path) -> None:
+    """Nobody speaks to it about the group, so nobody would hear of it: also who stored the definition and was cut off
+    before it was taken back."""
+    async with cluster(tmp_path, 4, group="") as c:
+        await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()))
+        await c.create("taken", [3])
+        spec = {"name": "taken", "members": [1, 2, 3], "machine": "log"}
+        told = c.system(4).peers.send_blob
+        cut: list[int] = []
+
+        def lossy(node: int, kind: int, *rest: Any, **more: Any) -> bool:
+            if kind == DELETE_GROUPS and node == 1 and not cut:
+                cut.append(kind)
+                return False
+            return told(node, kind, *rest, **more)
+
+        c.system(4).peers.send_blob = lossy  # type: ignore[method-assign]
+        with pytest.raises(GroupExists):
+            await c.nodes[4].create_groups([spec])
+        await until(lambda: not c.system(2).members)
+        assert cut
+        c.partition(1)
+        await until(lambda: 1 not in c.system(4).live)
+        c.network.heal()
+        await until(lambda: not c.system(1).members and not c.system(1).names, "node 1 drops it, too")
+
+
+async def test_a_new_member_that_hears_of_nothing_but_a_snapshot_asks_what_it_is_of(tmp_path: Path) -> None:
+    """Its question was lost with the link, and the leader has no log left to probe with."""
+    async with cluster(tmp_path, 4, group="") as c:
+        await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()))
+        await c.create("log", [1, 2, 3])
+        await c.lead(1)
+        bodies = await c.fill(1, 20, KIB)
+        await c.applied()
+        await c.nodes[1].snapshot()
+        await c.roll(1)
+        await until(lambda: c.member(1).raft.log.snapshot_index > 10)
+        send = c.system(4).peers.send_blob
+        lost: list[int] = []
+
+        def lossy(node: int, kind: int, *rest: Any, **more: Any) -> bool:
+            if kind == UNKNOWN_GROUPS and not lost:
+                lost.append(node)
+                c.partition(4)
+                return False
+            return send(node, kind, *rest, **more)
+
+        c.system(4).peers.send_blob = lossy  # type: ignore[method-assign]
+        with trio.move_on_after(0.2):
+            await c.nodes[1].change_members("log", "add", 4)
+        await until(lambda: lost and 4 not in c.system(1).live)
+        c.network.heal()
+        await c.applied(among=[1, 2, 3, 4])
+        assert [body for _, body in await c.read(4)] == bodies

@@ -12,6 +12,8 @@ import trio
 from logyard.engine.entry import CONFIGURATION
 from logyard.engine.raft.configuration import Change, Configuration
 from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.messages import TRANSFER, VOTE, Message
+from logyard.engine.replica import leadership
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import DELETE_GROUPS
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused
@@ -481,3 +483,50 @@ async def test_a_group_that_slept_while_a_node_was_asked_for_room_is_changed_as_
             assert 4 in (await c.nodes[1].change_members("log", "add", 4))["voters"]
         assert c.member(1) is not old and old.raft.log.last_index < c.member(1).raft.log.last_index
         await until(lambda: c.replica(4, "log") is not None and c.log(4).end == len(bodies), "node 4 has it all")
+
+
+async def test_a_change_that_was_overwritten_is_not_reported_as_done(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.applied()
+        c.partition(1)
+        errors: list[LogyardError] = []
+
+        async def remove() -> None:
+            with pytest.raises(NotLeader) as caught:
+                await c.nodes[1].change_members("log", "remove", 3)
+            errors.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(remove)
+            await until(lambda: c.member(1).raft.configuration.voters == (1, 2))
+            # The entries in its place are fewer: nothing is ever applied at the change's index.
+            await c.leader(among=[2, 3])
+            c.network.heal()
+        assert errors and c.member(1).raft.configuration.voters == (1, 2, 3)
+
+
+async def test_a_transfer_whose_target_dies_as_it_takes_over_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leadership, "TRANSFER_SECONDS", 0.3)
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.applied()
+        raft = c.member(1).raft
+        outcome: list[str] = []
+
+        async def transfer() -> None:
+            with pytest.raises(Refused) as caught:
+                await c.nodes[1].transfer("log", 2)
+            outcome.append(str(caught.value))
+
+        c.partition(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(transfer)
+            await until(lambda: raft.transferring)
+            raft.step(
+                Message(VOTE, raft.uid, 1, 2, raft.term + 1, raft.log.last_index, raft.log.last_term, 0, TRANSFER)
+            )
+            c.system(1).ready_loop.mark(c.member(1))
+        assert "did not take over" in outcome[0]

@@ -206,3 +206,12 @@ async def test_truncations_and_appends_at_once_never_lose_a_kept_record(tmp_path
             start = c.log(number).start
             found = await c.read(number, start)
             assert [body for _, body in found] == [b"%d" % (at // 3) for at in range(start, 180)]
+
+
+async def test_a_read_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        for _ in range(3):
+            with pytest.raises(NotLeader):
+                await c.system(2).leadership.read_index(c.member(2))
+        assert not c.member(2).reads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,6 +21,8 @@ from logyard.engine.raft.replication import NOTED, UNTOLD
 from logyard.engine.replica.log_clock import Clocks
 from logyard.engine.replica.proposals import Shape
 from logyard.protocol.errors import NotLeader
+
+from .cluster import cluster, until
 
 
 def message(kind: int = APPEND_REPLY, to: int = 2) -> Message:
@@ -286,3 +289,28 @@ async def test_followers_hear_of_a_commit_that_no_entry_told_them_of(autojump_cl
         await trio.sleep(1.0)
         assert bench.loop.dirty == [member] and not bench.loop.untold
         nursery.cancel_scope.cancel()
+
+
+async def test_a_fault_of_the_turn_ends_the_node_and_not_the_connection_that_started_it(tmp_path: Path) -> None:
+    """Bytes of a client or a peer start a turn in place; the bug is the engine's, and is not lost."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.applied()
+        system = c.system(1)
+        await until(lambda: not system.group_commit.busy)
+
+        def broken(_: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+        system.peers.send = broken  # type: ignore[assignment]
+        ready_loop = system.ready_loop
+        ready_loop._ended = 0.0
+        ready_loop.hold()
+        c.member(1).raft.on_link_reset(2)
+        ready_loop.mark(c.member(1))
+        ready_loop.release()
+        error = ready_loop._error
+        ready_loop._error = None
+        assert isinstance(error, ZeroDivisionError)
+        del system.peers.send
+        assert not ready_loop.running

@@ -76,3 +76,34 @@ async def test_a_late_loop_is_no_slow_disk(tmp_path: Path) -> None:
             while time.monotonic() < began + 0.06:
                 """And some more."""
             assert system.disk_health.healthy(), "the disk has done its part"
+
+
+async def test_a_group_with_a_promotable_learner_that_is_away_is_quiet(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 4, group="") as c:
+        await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()))
+        await c.create("log", [1, 2, 3])
+        await c.lead(1)
+        await c.crash(4)
+        await until(lambda: 4 not in c.system(1).live)
+        await c.nodes[1].change_members("log", "add_promotable", 4)
+        await c.applied(among=[1, 2, 3])
+        await until(lambda: not any(c.system(number).active for number in (1, 2, 3)), "nobody needs a tick")
+        await c.start(4)
+        await until(lambda: c.member(1).raft.configuration.voters == (1, 2, 3, 4), "it is promoted when it is back")
+
+
+async def test_a_group_that_waits_for_room_is_asked_when_another_ones_answer_made_it(tmp_path: Path) -> None:
+    """Nothing else would make its core look again: its own followers have answered everything."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.applied()
+        system, member = c.system(1), c.member(1)
+        await until(lambda: member not in system.active and not member.dirty)
+        for at_an_answer in (True, False):
+            system.windows[2].waiting[member.uid] = None
+            if at_an_answer:
+                system.outbound.resume(2)
+            else:
+                system.outbound.resume_all()
+            assert not system.windows[2].waiting and member.raft.has_ready
+            await until(lambda: not member.dirty)
