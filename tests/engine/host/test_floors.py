@@ -277,3 +277,26 @@ async def test_law_4_a_snapshot_below_a_release_is_not_sent_without_its_payloads
         monkeypatch.setattr(snapshots, "_install", look)
         await c.applied()
         assert installed and all(index >= release or whole or floor >= release for index, whole, floor in installed)
+
+
+SIZE = 20 * KIB
+
+
+async def test_the_floor_is_stored_before_a_dead_file_goes(tmp_path: Path) -> None:
+    """Law 4: a start begins at a snapshot by which all of it lived."""
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.fill(1, 5, SIZE)
+        await c.nodes[1].snapshot()
+        await c.roll(1)
+        storage = c.system(1).storage
+        (file,) = storage.location.files
+        await c.nodes[1].truncate("log", 5)
+        storage.janitor.look()
+        await until(lambda: file not in dict(c.system(1).wal.files), "a file with nothing live goes")
+        released = c.member(1).last_release
+        await c.crash(1)
+        system = c.build(1)
+        await system.open()
+        (member,) = system.members.values()
+        assert member.snapshot_index < released <= member.floor and not member.resolves
+        system.close()

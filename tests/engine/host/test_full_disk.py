@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from logyard.engine.log.space import MARGIN_BYTES
 from logyard.engine.raft.core import LEADER
 from logyard.protocol.errors import NoSpace
 from logyard.service.check.run import check_directory
@@ -280,3 +281,27 @@ async def test_a_real_small_file_system(small_disk: Path) -> None:
         assert [body for _, body in await c.read(1, end - 3)] == bodies[end - 3 :]
         await c.crash(1)
         assert check_directory(small_disk / "node-1")["ok"]
+
+
+@pytest.mark.parametrize("looked", [True, False], ids=["the janitor looked", "the janitor was late"])
+async def test_a_write_that_has_no_room_is_refused_and_not_held(tmp_path: Path, looked: bool) -> None:
+    disk = QuotaDisk(tmp_path / "node-1")
+    async with cluster(tmp_path, 1, disks={1: disk}) as c:
+        await c.fill(1, 3, 40 * KIB)
+        await ready(c, 1)
+        system, left = c.system(1), c.config.wal_file_bytes // 2
+        # Room for a segment, and for no WAL file behind the one that is ready.
+        disk.fill(left)
+        if looked:
+            await c.roll(1)
+            await full(c, 1)
+            await filled(c, 1)
+            assert not system.wal.stock.short and system.wal.room < 40 * KIB + 2 * MARGIN_BYTES
+        else:
+            # The file that is ready fills up before anybody finds that there is none behind it: one write is in the
+            # reserve, and no other follows it there.
+            async with system.storage.janitor.lock:
+                await filled(c, 1)
+            assert system.wal.stock.short and system.wal.room > left
+        assert system.space.full and not system.space.takes(40 * KIB)
+        await until(lambda: not system.group_commit.held, "what was taken was written")

@@ -1,4 +1,4 @@
-"""Attacks on the janitor's jobs: what happens between a job's parts, and to the next job when one failed."""
+"""Compaction on a running node: what happens between a job's parts, and to the next job when one failed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import pytest
 import trio
 
 from logyard.engine.log.meta_rows import file_key
-from logyard.engine.log.space import MARGIN_BYTES
 from logyard.engine.log.wal import Rolled, Sealed
 from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
 
 from .cluster import KIB, Cluster, cluster, payload_flush, until
-from .full_disk import QuotaDisk
-from .test_full_disk import filled, full, ready
 from .test_histories import check_books
 from .test_repair import hurt_file, hurt_generations
 
@@ -155,50 +152,6 @@ async def test_a_damaged_file_holds_up_no_other_file(tmp_path: Path) -> None:
             await c.nodes[1].compact()
         assert first in storage.location.files and not storage.location.files.keys() & set(others)
         assert [body for _, body in await c.read(1, 3)] == bodies[3:]
-
-
-@pytest.mark.parametrize("looked", [True, False], ids=["the janitor looked", "the janitor was late"])
-async def test_a_write_that_has_no_room_is_refused_and_not_held(tmp_path: Path, looked: bool) -> None:
-    disk = QuotaDisk(tmp_path / "node-1")
-    async with cluster(tmp_path, 1, disks={1: disk}) as c:
-        await c.fill(1, 3, 40 * KIB)
-        await ready(c, 1)
-        system, left = c.system(1), c.config.wal_file_bytes // 2
-        # Room for a segment, and for no WAL file behind the one that is ready.
-        disk.fill(left)
-        if looked:
-            await c.roll(1)
-            await full(c, 1)
-            await filled(c, 1)
-            assert not system.wal.stock.short and system.wal.room < 40 * KIB + 2 * MARGIN_BYTES
-        else:
-            # The file that is ready fills up before anybody finds that there is none behind it: one write is in the
-            # reserve, and no other follows it there.
-            async with system.storage.janitor.lock:
-                await filled(c, 1)
-            assert system.wal.stock.short and system.wal.room > left
-        assert system.space.full and not system.space.takes(40 * KIB)
-        await until(lambda: not system.group_commit.held, "what was taken was written")
-
-
-async def test_the_floor_is_stored_before_a_dead_file_goes(tmp_path: Path) -> None:
-    """Law 4: a start begins at a snapshot by which all of it lived."""
-    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
-        await c.fill(1, 5, SIZE)
-        await c.nodes[1].snapshot()
-        await c.roll(1)
-        storage = c.system(1).storage
-        (file,) = storage.location.files
-        await c.nodes[1].truncate("log", 5)
-        storage.janitor.look()
-        await until(lambda: file not in dict(c.system(1).wal.files), "a file with nothing live goes")
-        released = c.member(1).last_release
-        await c.crash(1)
-        system = c.build(1)
-        await system.open()
-        (member,) = system.members.values()
-        assert member.snapshot_index < released <= member.floor and not member.resolves
-        system.close()
 
 
 async def test_law_4_a_file_whose_removal_could_not_be_stored_is_tried_again(

@@ -1,24 +1,17 @@
-"""Attacks on transfers where they meet restarts, lost generations, replicas that go and come back, and the log."""
+"""Payloads that were lost: what a node remembers of them over restarts, and what is gone rather than lost."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
-import msgpack
 import pytest
 
-from logyard.engine.entry import units_of
-from logyard.engine.replica.reader import Wanted
 from logyard.protocol.errors import Gone, LogyardError
-from logyard.protocol.frame import encode_frame
 from logyard.service.check.run import check_directory
 
 from .cluster import KIB, Cluster, cluster, until
-from .test_scattered import Scattered
-from .test_snapshots import compacted
-from .test_transfers import LIMITS, Wire, laggard, quiet, served
+from .test_transfers import LIMITS, Wire, laggard, served
 
 SIZE = 20 * KIB
 
@@ -149,86 +142,3 @@ async def test_a_deleted_group_has_lost_nothing(tmp_path: Path) -> None:
         await until(lambda: not c.system(1).store.lost(uid, 1, 100))
         await c.restart(1)
         assert not c.system(1).store.lost(uid, 1, 100)
-
-
-async def payloads(c: Cluster, number: int) -> dict[int, bytes]:
-    """Every payload that lives on a node, by index."""
-    system, member = c.system(number), c.member(number)
-    found: dict[int, bytes] = {}
-    for one in system.reader.payload_entries(member, 1, member.raft.log.last_index):
-        units = units_of(one.data)
-        live = member.liveness.live_units(
-            one.index, [(unit.number, unit.first_ordinal, unit.records) for unit in units]
-        )
-        wanted = [Wanted(one, unit, 0, unit.length) for unit in units if unit.number in live]
-        if wanted:
-            parts = await system.reader.read(member, wanted, mend=False)
-            found[one.index] = b"".join(map(bytes, parts))
-    return found
-
-
-async def test_a_cut_transfer_takes_nothing_away_from_what_the_receiver_serves(tmp_path: Path) -> None:
-    """Between two survivors of the snapshot lie payloads that are dead for its sender and alive for its receiver."""
-    async with cluster(tmp_path, machines=lambda name, arguments: Scattered(), **LIMITS) as c:
-        await c.lead(1)
-
-        async def append(command: bytes = b"") -> int:
-            frame = encode_frame([(b"", os.urandom(5 * KIB))], command=command)
-            return int(await c.nodes[1].commit(c.member(1), frame))
-
-        indexes = [await append() for _ in range(8)]
-        await c.applied()
-        before = await payloads(c, 3)
-        assert indexes == sorted(before)
-        await c.crash(3)
-        await append(msgpack.packb([((indexes[2], 0), (indexes[6], 0))]))
-        for _ in range(40):
-            await append()
-        await c.applied(among=[1, 2])
-        for number in (1, 2):
-            await compacted(c, number)
-        await c.start(3)
-        wire = Wire(c, 3)
-        await wire.held(2)
-        member = c.member(3)
-        await until(lambda: c.system(3).store.home(member.uid, indexes[1]) is not None)
-        assert member.resolves and member.raft.applied < indexes[-1] + 2
-        assert await payloads(c, 3) == before
-        # Also when nothing comes of it, after a start.
-        c.partition(3)
-        await c.restart(3)
-        c.partition(3)
-        assert (await payloads(c, 3)).items() <= before.items()
-        await c.roll(3)
-        await c.restart(3)
-        c.partition(3)
-        member = c.member(3)
-        home, located = c.system(3).store.home, c.system(3).reader.payload_entries
-        assert [one.index for one in located(member, indexes[2], indexes[5])] == indexes[2:6]
-        c.network.heal()
-        await c.applied()
-        assert await payloads(c, 3) == await payloads(c, 1)
-        assert home(member.uid, indexes[3]) is None
-
-
-async def test_a_replica_that_went_and_came_back_does_not_go_on_with_the_old_ones_transfer(tmp_path: Path) -> None:
-    async with cluster(tmp_path, **LIMITS) as c:
-        bodies = await laggard(c)
-        await c.start(3)
-        wire = Wire(c, 3)
-        await wire.held(5)
-        uid = c.member(3).uid
-        assert c.system(3).chunks.intents[uid].covered
-        await c.nodes[1].change_members("log", "remove", 3)
-        await until(lambda: c.replica(3) is None)
-        await c.nodes[1].change_members("log", "add", 3)
-        wire.let_go()
-        await until(lambda: c.replica(3) is not None)
-        await c.applied()
-        await served(c, 3, bodies)
-        assert not c.system(3).repair.fetched, "it came with the snapshot (invariant 5)"
-        await until(lambda: quiet(c, 3))
-        await c.restart(3)
-        await c.applied()
-        await served(c, 3, bodies)
-        assert not c.system(3).chunks.intents

@@ -1,4 +1,4 @@
-"""Attacks by a member's messages of a transfer: whatever they say, the node and its other groups go on."""
+"""A member's messages of a transfer: whatever they say, the node and its other groups go on."""
 
 from __future__ import annotations
 
