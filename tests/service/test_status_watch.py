@@ -1,4 +1,4 @@
-"""Rates between two looks, and the screen that shows them; the command itself is in test_admin."""
+"""Rates between two looks, and the screen that shows them; the command itself is in admin/test_verbs."""
 
 from __future__ import annotations
 

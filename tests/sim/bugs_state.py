@@ -85,7 +85,7 @@ BUGS = (
         [(snapshot_store.SnapshotStore, "_head", _forgets_who_lives)],
     ),
     Bug("truncation_not_restored", "a snapshot is the whole state", [(AppendLog, "restore", _restores_less)]),
-    # The offline check, asking for more than a state needs. (Applying less than a member does: test_check_machines.)
+    # The offline check, asking for more than a state needs. (Less than a member applies: service/check/test_machines)
     Bug(
         "check_takes_sessions_for_losses",
         "the offline check looks for what the state names",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .etcd_server import EtcdServer, data, etcd_server, text
+from .server import EtcdServer, data, etcd_server, text
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ import pytest
 from logyard.client.kvstore import KVStore
 from tests.source_tree import ROOT
 
-from .etcd_server import EtcdServer, data, etcd_server
-from .test_kvstore import story
+from ..kv.test_kvstore import story
+from .server import EtcdServer, data, etcd_server
 
 WAIT_S = 60.0
 PERL = os.environ.get("LOGYARD_PERL_ETCD", "")

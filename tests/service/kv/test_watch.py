@@ -19,7 +19,7 @@ from logyard.service.kv import watch as kv_watch
 from logyard.service.kv.tracks import NO_DELETE, Track, Tracks, Watch, collect, prefix_end
 from tests.engine.host.cluster import until
 
-from .test_kv import machine, served
+from .test_verbs import machine, served
 
 
 async def following(watch: client_watch.Watch, count: int) -> list[Changes]:

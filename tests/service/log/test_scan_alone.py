@@ -15,7 +15,7 @@ from logyard.protocol.errors import UnknownGroup
 from logyard.service.log import scan as log_scan
 from logyard.service.log.scan import Groups, LogScan
 
-from .rig import Group
+from ..rig import Group
 
 HUGE = 1 << 30
 RECORDS = 5

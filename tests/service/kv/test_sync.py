@@ -18,7 +18,7 @@ from logyard.service.cli.kv import printable
 from logyard.service.cli.root import cli
 from logyard.service.kv import watch as kv_watch
 
-from .test_kv import served
+from .test_verbs import served
 
 
 async def test_the_blocking_client_has_the_same_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,9 @@ from logyard.service.door.answers import Answers
 from logyard.service.door.arguments import DEPTH_MAX, ELEMENTS_MAX, SMALL_BYTES, decode_call, skim
 from logyard.service.door.flow_control import Room
 from logyard.service.local_cluster import LocalCluster
+from tests.service.door.test_server import Raw, append, start
 from tests.service.test_descriptors import crowd, pid_of
 from tests.service.test_pressure import resident
-from tests.service.test_rpc import Raw, append, start
 
 MIB = 1 << 20
 

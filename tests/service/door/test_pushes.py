@@ -21,7 +21,7 @@ from logyard.service.door.pushes import WAITING_BYTES_MAX, Listener
 from tests.engine.host.cluster import Cluster, cluster, until
 from tests.engine.host.scribe import Scribe, command
 
-from .test_exactly_once import Doors
+from ..test_exactly_once import Doors
 
 
 class Caller(Scribe):

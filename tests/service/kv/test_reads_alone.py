@@ -14,8 +14,8 @@ from logyard.protocol.kv import Delete, Get, Put, encode
 from logyard.service.kv import reads as kv_reads
 from logyard.service.kv.reads import KvReads
 
-from .rig import Group
-from .test_kv_watch_alone import frame_of
+from ..rig import Group
+from .test_watch_alone import frame_of
 
 LARGE = b"L" * 5000
 

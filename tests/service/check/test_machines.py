@@ -37,13 +37,13 @@ from tests.engine.host.test_uploads import bind, piece
 from tests.inside import engine_of, node_of
 from tests.sim.bugs import Bug, edited, planted
 
-from .test_check import holding, meta_of
+from .test_run import holding, meta_of
 
 CONFIG = SystemConfig(
     wal_file_bytes=1 << 20, wal_batch_bytes=1 << 18, wal_stock_files=1, generation_bytes=16 << 20,
     generation_transaction_bytes=1 << 20,
 )  # fmt: skip
-HERE = "tests.service.test_check_machines"
+HERE = "tests.service.check.test_machines"
 TTL = 600_000
 TIMEOUT_S = 60
 HISTORIES = 40

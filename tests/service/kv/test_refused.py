@@ -15,7 +15,7 @@ from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
 from tests.engine.host.cluster import Cluster, until
 
-from .test_kv import live, machine, served
+from .test_verbs import live, machine, served
 
 
 async def refused(run: Cluster) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from .etcd_server import EtcdServer, spawned
-from .test_etcd_launcher import free_peers
+from .server import EtcdServer, spawned
+from .test_launcher import free_peers
 
 NAMES = ("a", "b", "c")
 BEFORE_KILL = 12

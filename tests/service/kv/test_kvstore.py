@@ -17,7 +17,7 @@ from logyard.protocol.errors import BadRequest
 from logyard.service.local_cluster import free_ports
 from tests.client.etcd_stand_in import Server
 
-from .test_kv import machine, served
+from .test_verbs import machine, served
 
 WAIT_S = 20.0
 

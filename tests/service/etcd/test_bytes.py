@@ -1,6 +1,6 @@
 """A conversation with the gateway, byte by byte, over raw connections: the file says what goes and what comes.
 
-`python -m tests.service.test_etcd_bytes` writes the answers anew, from what is asked; look at the difference then. Only
+`python -m tests.service.etcd.test_bytes` writes the answers anew, from what is asked; look at the difference then. Only
 the date is not compared.
 """
 
@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from .etcd_server import WAIT_S, EtcdServer, etcd_server
+from .server import WAIT_S, EtcdServer, etcd_server
 
-FILE = Path(__file__).with_name("etcd_conversation.txt")
+FILE = Path(__file__).with_name("conversation.txt")
 DATE = re.compile(rb"date: [^\r]{29}\r\n")
 SILENCE_S = 0.5
 FLAGS = ("--initial-cluster-token=etcd-cluster", "--host-whitelist=etcd")

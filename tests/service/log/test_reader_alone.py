@@ -13,7 +13,7 @@ from logyard.protocol.errors import Busy, Corrupt, Gone, OutOfRange, WrongKind
 from logyard.protocol.records import Page
 from logyard.service.log.reader import LogReader, append_log
 
-from .rig import Group
+from ..rig import Group
 
 LARGE = b"L" * 10_000
 

@@ -27,7 +27,7 @@ from logyard.protocol import kv as kv_wire
 from logyard.protocol.kv import Compacted, Compare, Delete, Get, Put, PutResult, TxnResult
 from tests.engine.host.cluster import Cluster, cluster, until
 
-from .test_exactly_once import Doors
+from ..test_exactly_once import Doors
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ from hypercorn.utils import wrap_app
 from logyard.service.etcd.connections import HEAD_S, Connection, serve_http
 from logyard.service.etcd.serving import hypercorn_config
 
-from .etcd_server import EtcdServer, etcd_server
+from .server import EtcdServer, etcd_server
 
 PUT = b'{"key": "d2Vi", "value": "cGFnZQ=="}'
 WAIT_S = 30.0

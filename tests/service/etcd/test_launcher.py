@@ -23,8 +23,8 @@ from logyard.service.etcd.flags import Flags, native_place, parse_flags
 from logyard.service.etcd.gateway import Gateway, Limits, Member
 from logyard.service.etcd.serving import create_group, serve
 
-from .etcd_server import Asking, EtcdServer, data, etcd_server, spawned
-from .test_kv import served
+from ..kv.test_verbs import served
+from .server import Asking, EtcdServer, data, etcd_server, spawned
 
 T = TypeVar("T")
 

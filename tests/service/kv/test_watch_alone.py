@@ -21,7 +21,7 @@ from logyard.service.kv.reads import KvReads
 from logyard.service.kv.tracks import Watch, prefix_end
 from logyard.service.kv.watch import Groups, Watches
 
-from .rig import Group
+from ..rig import Group
 
 
 def frame_of(operation: Operation) -> memoryview:

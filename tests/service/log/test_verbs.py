@@ -18,7 +18,7 @@ from logyard.client.tail import Cursor, SqliteCursor
 from tests.engine.host.cluster import Cluster, until
 from tests.engine.host.test_effects import Clocks
 
-from .test_exactly_once import Doors, served
+from ..test_exactly_once import Doors, served
 
 
 @asynccontextmanager

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from .etcd_server import EtcdServer, data, etcd_server, text
-from .test_etcd_gateway import put
+from .server import EtcdServer, data, etcd_server, text
+from .test_gateway import put
 
 
 @pytest.fixture(scope="module")
