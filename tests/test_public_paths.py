@@ -51,6 +51,7 @@ PATHS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "logyard.pipeline.jobs.digests": ("digest_logs",),
         "logyard.pipeline.jobs.export": ("Export", "run_export"),
         "logyard.pipeline.jobs.importing": ("Import", "run_import"),
+        "logyard.pipeline.jobs.tables": ("Tables", "run_tables"),
         "logyard.pipeline.session": ("prepare",),
         "logyard.service.config": (),
         "logyard.service.metrics": (),

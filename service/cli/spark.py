@@ -1,4 +1,4 @@
-"""The verbs of the pipeline: export, import and audit of logs on Spark, and the demo of all three.
+"""The verbs of the pipeline: export, import and audit of logs on Spark, tables of their records, and the demo.
 
 `--master` chooses where tasks run: on this machine, or on a cluster whose executors have logyard installed. Registered
 by `service.cli.root`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -27,8 +28,8 @@ SHOWN = 20
 
 @click.group()
 def spark() -> None:
-    """Run jobs on Spark (PySpark): export logs to Parquet, import them, audit every copy. Needs the extra `spark` and
-    Java.
+    """Run jobs on Spark (PySpark): export logs to Parquet, import them, audit every copy, write their records to
+    tables. Needs the extra `spark` and Java.
 
     \b
     Example:
@@ -99,6 +100,14 @@ def counted(output: Output, what: str) -> Iterator[Callable[[int], None]]:
             status.update(f"{what}: {done:,}")
 
         yield advance
+
+
+def seconds(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+    """Return the seconds that `10s`, `500ms` or `5m` are."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no time like 10s, 500ms or 5m")
+    return float(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 @spark.command("export")
@@ -212,6 +221,63 @@ def show_audit(fields: dict[str, Any], output: Output) -> None:
         output.say(f"  {problem}")
     if fields["problem_count"] > SHOWN:
         output.say(f"  ... and {fields['problem_count'] - SHOWN} more")
+
+
+@spark.command("tables")
+@click.argument("name", metavar="TABLE")
+@click.option("--out", type=DIRECTORY, required=True, help="Where the tables lie: DIR/TABLE and DIR/TABLE__rejected.")
+@click.option("--logs", "pattern", default=".*", show_default=True, help="A regular expression that whole names match.")
+@click.option("--kv", default="tables", show_default=True, help="The KV group that describes the table.")
+@click.option("--prefix", default="", help="What its keys there begin with (default: tables/TABLE/).")
+@click.option("--sink-id", default="", help="By what the tables know what was written (default: the table's name).")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["delta", "parquet"]),
+    default="delta",
+    show_default=True,
+    help="Delta, or Spark's own Parquet files.",
+)
+@click.option("--once", is_flag=True, help="What is there now, and no more.")
+@click.option("--every", callback=seconds, default="10s", show_default=True, help="From batch to batch.")
+@click.option("--max-records", type=click.IntRange(1), help="Records of a batch, at most.")
+@click.option("--compact", is_flag=True, help="Merge the files of each hour when it is an hour old.")
+@click.option("--reset", is_flag=True, help="Go on in tables of a query whose checkpoint is gone.")
+@click.option("--strict", is_flag=True, help="Exit code 1 if a record was rejected.")
+@servers_option
+@session_options
+@json_option
+def write_tables(
+    name: str, out: Path, pattern: str, kv: str, prefix: str, sink_id: str, form: str, once: bool, every: float,
+    max_records: int | None, compact: bool, reset: bool, strict: bool, servers: list[str], master: str, memory: str,
+    output: Output,
+) -> None:  # fmt: skip
+    """Write the JSON records of logs to a Delta table by dimensions and hour, and what does not fit to TABLE__rejected.
+
+    Fields, dimensions and time are keys of a KV group. Each record is in one of the two tables, once, however often
+    this is killed and run again.
+
+    \b
+    Example:
+      logyard kv put tables tables/orders/dimensions '["shop"]'
+      logyard spark tables orders --out ./tables --logs 'orders-.*' --once
+    """
+    from logyard.pipeline.jobs.tables import Tables, run_tables
+
+    given = source_of(servers, None, pattern)
+    if max_records is not None:
+        given["maxOffsetsPerTrigger"] = str(max_records)
+    job = Tables(
+        given, name, out.absolute(), kv, prefix, sink_id, None if once else every, compact, reset, form == "parquet"
+    )  # fmt: skip
+    with session(master, memory, output) as found, counted(output, "records written") as advance:
+        fields = run_tables(found, job, advance)
+    good = fields["rows_rejected"] == 0 or not strict
+    text = (
+        f"{fields['rows_read']:,} records in {fields['batches']} batches: {fields['rows_written']:,} rows in "
+        f"{fields['table']}, {fields['rows_rejected']:,} in {fields['rejected_table']}"
+    )
+    output.result({**fields, "ok": good}, text)
 
 
 @spark.command("demo")
