@@ -15,7 +15,7 @@ from logyard.service.certificates import Authority
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster, tls_files
 
-from .test_cli_cluster import reach
+from .cli.test_cluster import reach
 
 
 @pytest.fixture(scope="module")

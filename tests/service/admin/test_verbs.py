@@ -17,7 +17,7 @@ from logyard.client.board import Standing
 from logyard.client.sync import Yard, connect_sync
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster
-from tests.service.test_cli_cluster import reach
+from tests.service.cli.test_cluster import reach
 
 COMMAND = [sys.executable, "-m", "logyard.service.cli"]
 Ask = Callable[..., dict[str, Any]]

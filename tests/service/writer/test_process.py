@@ -24,7 +24,7 @@ from logyard.service.check.run import check_directory
 from logyard.service.local_cluster import LocalCluster
 from logyard.service.writer.process import COMMAND, WriterProcess
 from tests.engine.host.cluster import KIB, MIB, Cluster, cluster, payload_books, until
-from tests.service import failing_writer
+from tests.service.writer import failing as failing_writer
 
 
 def writer_of(c: Cluster) -> WriterProcess:
@@ -406,7 +406,7 @@ ORPHANING = """
 import sys, trio
 from pathlib import Path
 from tests.engine.host.cluster import cluster, KIB
-from tests.service import failing_writer
+from tests.service.writer import failing as failing_writer
 
 async def main(path, plan):
     async with cluster(path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:

@@ -25,7 +25,7 @@ from logyard.client.sync import connect_sync
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-m", "logyard.service.cli"]
 
 

@@ -1,4 +1,4 @@
-"""A writer process that fails where a plan says: ``python -m tests.service.failing_writer PLAN ...`` and what
+"""A writer process that fails where a plan says: ``python -m tests.service.writer.failing PLAN ...`` and what
 `logyard.service.writer.child` takes.
 
 PLAN is a directory. `die` holds a step's name and a number: that time it comes to it the process is killed. `always`,
@@ -26,7 +26,7 @@ from logyard.service.writer.child import serve
 def command(plan: Path) -> tuple[str, ...]:
     """For `WriterProcess`."""
     plan.mkdir(exist_ok=True)
-    return (sys.executable, "-m", "tests.service.failing_writer", str(plan))
+    return (sys.executable, "-m", "tests.service.writer.failing", str(plan))
 
 
 class Plan:
