@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .histogram import Histogram
@@ -51,39 +52,14 @@ class LoadSpec(NamedTuple):
 class Flight:
     """The appends of one frame: when each was submitted, by which client, and which are in the sample."""
 
-    __slots__ = ("batch", "clients", "load", "log", "samples", "starts")
+    __slots__ = ("batch", "clients", "log", "samples", "starts")
 
-    def __init__(self, load: Load, batch: Batch, log: int) -> None:
-        self.load = load
+    def __init__(self, batch: Batch, log: int) -> None:
         self.batch = batch
         self.log = log
         self.starts: list[float] = []
         self.clients: list[int] = []
         self.samples: list[tuple[int, int]] = []
-
-    def done(self) -> None:
-        """Count the frame that is answered, and submit as many appends again."""
-        load, batch, starts = self.load, self.batch, self.starts
-        now = time.perf_counter()
-        count = len(starts)
-        load.outstanding -= count
-        if batch.error is not None:
-            load.fail(count, batch.error)
-            return
-        load.acknowledged += count
-        if load.measure_from <= now < load.measure_until:
-            load.counted += count
-            if starts[0] == starts[-1]:
-                load.histogram.add(now - starts[0], count)
-            else:
-                for start in starts:
-                    load.histogram.add(now - start)
-        for ordinal, number in self.samples:
-            load.sample.append((self.log, batch.first + ordinal, number))
-        if now < load.measure_until:
-            load.submit(self.clients, now)
-        elif not load.outstanding:
-            load.drained.set()
 
 
 class Load:
@@ -126,8 +102,8 @@ class Load:
             flight = flights[place]
             batch = pending.batch
             if flight is None or flight.batch is not batch:
-                flight = flights[place] = Flight(self, batch, place)
-                batch.callbacks.append(flight.done)
+                flight = flights[place] = Flight(batch, place)
+                batch.pending.on_done(partial(self.answered, flight))
             flight.starts.append(now)
             flight.clients.append(client)
             if number >= self.next_sample:
@@ -136,6 +112,30 @@ class Load:
             number += 1
         self.outstanding += number - self.number
         self.number = number
+
+    def answered(self, flight: Flight) -> None:
+        """Count the frame that is answered, and submit as many appends again."""
+        pending, starts = flight.batch.pending, flight.starts
+        now = time.perf_counter()
+        count = len(starts)
+        self.outstanding -= count
+        if pending.error is not None:
+            self.fail(count, pending.error)
+            return
+        self.acknowledged += count
+        if self.measure_from <= now < self.measure_until:
+            self.counted += count
+            if starts[0] == starts[-1]:
+                self.histogram.add(now - starts[0], count)
+            else:
+                for start in starts:
+                    self.histogram.add(now - start)
+        for ordinal, number in flight.samples:
+            self.sample.append((flight.log, pending.value.first + ordinal, number))
+        if now < self.measure_until:
+            self.submit(flight.clients, now)
+        elif not self.outstanding:
+            self.drained.set()
 
     def fail(self, count: int, error: Exception) -> None:
         """Count appends that failed: their clients stop, so that a broken cluster is not hammered."""

@@ -24,15 +24,16 @@ from logyard.protocol.tls import TlsConfig, client_context, require_safe
 from ._async.log import LogVerbs
 from .background import background
 from .kv import KV
-from .lane import Batch, Lane
+from .lane import Lane
 from .link import Stream
-from .log import SESSION_TTL_S, flags_of
+from .log import SESSION_TTL_S, Appended, flags_of
 from .machine import Machine
 from .messages import Session, open_session
 from .network import TIMEOUT_S, WINDOW_BYTES, Network
 from .pending import PendingAppend
 from .queue import Queue
 from .runtime import running
+from .sequences import Ticket
 from .session import UNIX, unix_target
 from .tls_stream import TlsStream
 from .upload_aio import upload
@@ -205,15 +206,14 @@ class Log(LogVerbs):
 
     async def _send(
         self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
-    ) -> tuple[Batch, int]:  # fmt: skip
+    ) -> tuple[Appended, int, Ticket | None]:
         yard, lane = self.yard, self.lane
         if yard.closed or yard.window.used >= yard.window.limit:
             await yard.room()
         batch, position = lane.add(metadata, payload, yard.timeout if timeout is None else timeout, flags)
         if not lane.dirty:
             yard.kick(lane)
-        await batch.wait()
-        return batch, position
+        return await batch.pending.wait(yard.runtime.event), position, batch.ticket
 
     async def _send_many(
         self,
@@ -223,15 +223,14 @@ class Log(LogVerbs):
         command: bytes,
         keys: Iterable[bytes] | None,
         at: int | None,
-    ) -> Batch:
+    ) -> tuple[Appended, Ticket | None]:
         yard, lane = self.yard, self.lane
         if yard.closed or yard.window.used >= yard.window.limit:
             await yard.room()
         limit = yard.timeout if timeout is None else timeout
         batch = lane.add_many(records, limit, flags, command or append_command(at), keys)
         yard.kick(lane)
-        await batch.wait()
-        return batch
+        return await batch.pending.wait(yard.runtime.event), batch.ticket
 
     async def _upload(
         self,

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.kv import Bodies, bodies_of, range_of
+from logyard.protocol.pending import PendingReply
 
 from ._async.kv import KVVerbs
 from .kv_lane import KvLane
 from .kv_requests import Command, check_consistency, fetch_call
 from .kv_watch import Flow, Watch, Watcher
 from .network import Network
-from .runtime import Event
 from .yards import Yard
 
 QUESTIONS_MAX = 1000
@@ -30,20 +30,26 @@ QUESTION_BYTES = 128 << 10
 class _Round:
     """The questions of one turn, and their answers. `bodies`: the payloads of all of them."""
 
-    __slots__ = ("questions", "answers", "bodies", "event", "error", "deadline")
+    __slots__ = ("questions", "answers", "bodies", "pending", "deadline")
 
-    def __init__(self, event: Event, deadline: float) -> None:
+    def __init__(self) -> None:
         self.questions: list[bytes] = []
         self.answers: list[bytes] = []
         self.bodies: Bodies = {}
-        self.event = event
-        self.error: LogyardError | None = None
-        self.deadline = deadline
+        # Of all of them; those that have an answer need no more when it fails.
+        self.pending: PendingReply[None] = PendingReply()
+        self.deadline = inf
 
-    def end(self, error: LogyardError | None = None) -> None:
-        """Wake who asked; `error`: what became of those that have no answer."""
-        self.error = error or self.error
-        self.event.set()
+    def wanted(self, question: bytes, deadline: float) -> int:
+        """Take another question; return its number."""
+        self.questions.append(question)
+        self.deadline = min(self.deadline, deadline)
+        return len(self.questions) - 1
+
+    def more(self, answers: list[bytes], bodies: Bodies) -> None:
+        """Take the answers to the next questions."""
+        self.answers += answers
+        self.bodies |= bodies
 
 
 class Watches(KVVerbs):
@@ -110,8 +116,7 @@ class KV(Watches):
         batch, position = self._lane.add_operation(command.data, command.bodies, timeout)
         if not self._lane.dirty:
             yard.kick(self._lane)
-        await batch.wait()
-        return batch.answer(position)
+        return batch.answer(position, await batch.pending.wait(yard.runtime.event))
 
     async def ask(
         self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
@@ -123,45 +128,46 @@ class KV(Watches):
             if self.yard.closed:
                 raise LogyardError("the client is closed")
             check_consistency(consistency)
-            found = self._rounds[key] = _Round(self.yard.runtime.event(), inf)
+            found = self._rounds[key] = _Round()
             # By the time it runs, everything that is asked in this turn is there.
             self.yard.spawn(partial(self._round, key))
-        number = len(found.questions)
-        found.questions.append(data)
-        found.deadline = min(found.deadline, self.yard.clock() + timeout)
-        await found.event.wait()
-        if number >= len(found.answers):
-            assert found.error is not None
-            raise found.error.again()
+        number = found.wanted(data, self.yard.clock() + timeout)
+        try:
+            await found.pending.wait(self.yard.runtime.event)
+        except LogyardError:
+            if number >= len(found.answers):
+                raise
         return found.answers[number], found.bodies
 
     def fail(self, error: LogyardError) -> None:
         """Fail the questions of rounds that have not begun, and never will."""
         rounds, self._rounds = self._rounds, {}
         for found in rounds.values():
-            found.end(error)
+            found.pending.fail(error)
 
     async def _round(self, key: tuple[str, int | None]) -> None:
         found = self._rounds.pop(key, None)
         if found is None:
             return
         consistency, node = key
-        questions, answers = found.questions, found.answers
-        found.error = Unknown("the client was closed before the answer")
+        error: LogyardError | None = Unknown("the client was closed before the answer")
         try:
-            while len(answers) < len(questions):
-                some = _bounded(questions[len(answers) :])
+            while len(found.answers) < len(found.questions):
+                some = _bounded(found.questions[len(found.answers) :])
                 call = fetch_call(self.name, some, consistency, node, _answers)
                 wait = found.deadline - self.yard.clock()
                 more, bodies, term = await self.yard.run(call, max(0.0, wait))
                 if term >= self.term:
                     self.term, self._term_of = term, self._lane.leader
-                answers += more
-                found.bodies |= bodies
-        except LogyardError as error:
-            found.error = error
+                found.more(more, bodies)
+            error = None
+        except LogyardError as refusal:
+            error = refusal
         finally:
-            found.event.set()
+            if error is None:
+                found.pending.set(None)
+            else:
+                found.pending.fail(error)
 
 
 def _bounded(questions: list[bytes]) -> list[bytes]:

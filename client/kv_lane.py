@@ -13,24 +13,21 @@ import msgpack
 
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import UNIFORM, Buffer, encode_parts
-from logyard.protocol.wire import REPLY
 
 from .lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Batch, Lane
 
-NO_OFFSETS = REPLY.pack(0, 0)
 COMMAND_OVERHEAD = 4
 
 
 class KvBatch(Batch):
     """Operations of one frame: the first record of each has its command, further ones are its other payloads."""
 
-    __slots__ = ("commands", "operations", "reply", "_replies")
+    __slots__ = ("commands", "operations", "_replies")
 
     def __init__(self, lane: Lane, serial: int, deadline: float, flags: int = 0) -> None:
         super().__init__(lane, serial, deadline, flags)
         self.commands: list[bytes] = []
         self.operations = 0
-        self.reply: Buffer = b""
         self._replies: list[Any] | None = None
 
     def put_operation(self, command: bytes, bodies: Sequence[Buffer]) -> int:
@@ -58,13 +55,15 @@ class KvBatch(Batch):
             self.table, self.heads, self.small, self.large, region, flags=0, session=session, sequence=sequence
         )
 
-    def answer(self, position: int) -> Any:
-        """Return the reply of one operation, unpacked. Only once `done`; raises what the whole frame failed with."""
-        if self.error is not None:
-            raise self.error.again()
+    def decode(self, data: Buffer) -> bytes:
+        """Return the replies of all its operations, packed."""
+        return bytes(data)
+
+    def answer(self, position: int, packed: bytes) -> Any:
+        """Return the reply of one operation, unpacked, out of those of all."""
         if self._replies is None:
-            unpacker = msgpack.Unpacker(max_buffer_size=len(self.reply) + 1)
-            unpacker.feed(self.reply)
+            unpacker = msgpack.Unpacker(max_buffer_size=len(packed) + 1)
+            unpacker.feed(packed)
             self._replies = list(unpacker)
             if len(self._replies) != self.operations:
                 raise LogyardError(f"{self.lane.name}: {self.operations} operations got {len(self._replies)} replies")
@@ -92,11 +91,5 @@ class KvLane(Lane):
             batch = KvBatch(self, self._serial, self.clock() + timeout)
             self.open = batch
         number = batch.operations
-        self.window.used += batch.put_operation(command, bodies)
+        self.window.hold(batch.put_operation(command, bodies))
         return batch, number
-
-    def answered(self, batch: Batch, status: int, data: Buffer) -> None:
-        """Take the answer to a batch under way."""
-        if not status and isinstance(batch, KvBatch) and not batch.done:
-            batch.reply, data = bytes(data), NO_OFFSETS
-        super().answered(batch, status, data)

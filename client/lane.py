@@ -16,9 +16,10 @@ from typing import Any
 from logyard.protocol import wire
 from logyard.protocol.errors import Busy, LogyardError, NoSpace, NotLeader, Unknown, error_of
 from logyard.protocol.frame import APPEND_COMMAND, Buffer, Frame, renumbered
-from logyard.protocol.wire import REPLIES, ProtocolError
+from logyard.protocol.pending import PendingReply
 
-from .sequences import OUT_OF_WINDOW, RENEW, Sequences, expired, final
+from .log import NOT_TOLD, appended
+from .sequences import OUT_OF_WINDOW, RENEW, Sequences, Ticket, expired, final
 from .session import backoff, outcome
 
 BATCH_BYTES = 512 << 10
@@ -27,6 +28,8 @@ FEW_RECORDS = 16
 FEW_BYTES = (1 << 20) + (32 << 10)
 """A batch of fewer records grows on up to this size, an entry's: more bytes share what a frame costs by itself."""
 BATCH_RECORDS = 4096
+UNNUMBERED: Ticket = (Sequences(0), 0)
+"""Of a frame that belongs to no session."""
 GRACE_S = 0.25
 """A frame under way at its deadline may still be answered: a late refusal says more than an unknown outcome."""
 
@@ -34,15 +37,11 @@ GRACE_S = 0.25
 class Batch(Frame):
     """A frame on its way through a lane: one object for all its records.
 
-    `first` is the offset of the first record once `done` without `error`, `given` how many got one. `callbacks` are
-    called once, when done. `signal` is a slot for the face's own event. `flags` are those of the APPEND; `place` is
-    (index, term) when it is answered before it is committed. `numbers` is the session in which it has its `sequence`.
+    `pending` is the reply that all of them wait for, as `decode` reads it. `flags` are those of the APPEND. `ticket`:
+    its session, and its number there. `trouble`: what stands in its way; `ambiguous`: it may have been applied.
     """
 
-    __slots__ = (
-        "lane", "serial", "deadline", "frame", "first", "given", "error", "done", "ambiguous", "trouble", "callbacks",
-        "signal", "flags", "place", "numbers", "sequence",
-    )  # fmt: skip
+    __slots__ = ("lane", "serial", "deadline", "frame", "pending", "ambiguous", "trouble", "flags", "ticket")
 
     def __init__(self, lane: Lane, serial: int, deadline: float, flags: int = 0, command: bytes = b"") -> None:
         super().__init__(None, command)
@@ -50,18 +49,11 @@ class Batch(Frame):
         self.serial = serial
         self.deadline = deadline
         self.flags = flags
-        self.place = (0, 0)
-        self.numbers: Sequences | None = None
-        self.sequence = 0
+        self.ticket: Ticket | None = None
         self.frame: list[Buffer] | None = None
-        self.first = -1
-        self.given = 0
-        self.error: LogyardError | None = None
-        self.done = False
+        self.pending: PendingReply[Any] = PendingReply()
         self.ambiguous = False
         self.trouble: LogyardError | None = None
-        self.callbacks: list[Callable[[], None]] = []
-        self.signal: Any = None
 
     def __lt__(self, other: Batch) -> bool:
         return self.serial < other.serial
@@ -69,10 +61,16 @@ class Batch(Frame):
     def encoded(self) -> list[Buffer]:
         """Return the frame's buffers; encoded once, kept until answered."""
         if self.frame is None:
-            self.frame = self.encode(self.numbers.session if self.numbers is not None else 0, self.sequence)
+            numbers, sequence = self.ticket or UNNUMBERED
+            self.frame = self.encode(numbers.session, sequence)
             # Joined by now: holding the pieces as well would double the memory.
             self.heads, self.small, self.large = [], [], []
         return self.frame
+
+    async def wait(self) -> Any:
+        """Wait for what came of it."""
+        assert self.lane.event is not None
+        return await self.pending.wait(self.lane.event)
 
     @property
     def mode(self) -> int:
@@ -81,41 +79,48 @@ class Batch(Frame):
 
     def number(self, numbers: Sequences) -> None:
         """Give it the next number of a session."""
-        self.numbers, self.sequence = numbers, numbers.next()
+        _, sequence = self.ticket = numbers, numbers.next()
         if self.frame is not None:
             # It had another one, under which it can't have been applied.
-            self.frame = renumbered(self.frame, numbers.session, self.sequence)
+            self.frame = renumbered(self.frame, numbers.session, sequence)
 
-    def answered(self, kind: int, status: int, data: Buffer) -> None:
-        """Take the server's answer to this frame."""
-        if kind != REPLIES:
-            raise ProtocolError("a command is answered in a REPLIES frame")
+    def unnumber(self) -> None:
+        """Give its number back: it can't have been applied under that."""
+        if self.ticket is not None:
+            numbers, sequence = self.ticket
+            numbers.done(sequence)
+            self.ticket = None
+
+    def doubt(self) -> None:
+        """Note that it may have been applied."""
+        self.ambiguous = True
+
+    def hold_up(self, trouble: LogyardError) -> None:
+        """Note what stands in its way."""
+        self.trouble = trouble
+
+    def decode(self, data: Buffer) -> Any:
+        """Return what the machine's reply says. Raises a `LogyardError`."""
+        return appended(self.lane.name, self.flags, data)
+
+    def reply(self, request: int, status: int, data: Buffer) -> None:
+        """Take the server's reply to this frame."""
         self.lane.answered(self, status, data)
 
     def cut(self, error: LogyardError) -> None:
         """Take note that the connection ended before the answer came."""
         self.lane.cut(self, error)
 
-    def finish(self, error: LogyardError | None) -> None:
+    def finish(self, error: LogyardError | None, value: Any = None) -> None:
         """Finish, and tell whoever waits."""
-        self.error = error
-        self.done = True
         self.frame = None
-        if self.numbers is not None:
-            self.numbers.done(self.sequence)
-        for callback in self.callbacks:
-            callback()
-
-    async def wait(self) -> None:
-        """Wait until it is done, all who wait for it with one event; raises what it failed with."""
-        if not self.done:
-            if self.signal is None:
-                assert self.lane.event is not None
-                self.signal = self.lane.event()
-                self.callbacks.append(self.signal.set)
-            await self.signal.wait()
-        if self.error is not None:
-            raise self.error.again()
+        if self.ticket is not None:
+            numbers, sequence = self.ticket
+            numbers.done(sequence)
+        if error is None:
+            self.pending.set(value)
+        else:
+            self.pending.fail(error)
 
 
 class Window:
@@ -164,7 +169,7 @@ class Lane:
         event: Callable[[], Any] | None = None,
     ) -> None:
         self.name = name
-        # Makes what waits for a batch.
+        # Makes what waits for a frame's reply.
         self.event = event
         self.for_kind = wire.for_kind(self.kind)
         self.exactly_once = exactly_once
@@ -219,7 +224,7 @@ class Lane:
         ):
             batch = self.open = self._begin(timeout, flags, command)
         number = len(batch.heads)
-        self.window.used += batch.put(head, body)
+        self.window.hold(batch.put(head, body))
         return batch, number
 
     def add_many(
@@ -244,7 +249,7 @@ class Lane:
 
     def _enqueue(self, batch: Batch) -> Batch:
         self.queue.append(batch)
-        self.window.used += batch.size
+        self.window.hold(batch.size)
         return batch
 
     def close(self) -> None:
@@ -267,7 +272,7 @@ class Lane:
                 # No session, or no room in its window: what comes later waits as well.
                 self.queue = queue[at:] + self.queue
                 break
-            if not batch.done:
+            if not batch.pending.done:
                 self.sent[batch.serial] = batch
                 taken.append(batch)
         return taken
@@ -276,8 +281,8 @@ class Lane:
         """Return whether a batch has its number, or has got it now, or is finished because it can't have another
         one."""
         numbers = self.numbers
-        if batch.numbers is not None:
-            if batch.numbers is numbers:
+        if batch.ticket is not None:
+            if batch.ticket[0] is numbers:
                 return True
             if batch.ambiguous:
                 self._finish(batch, expired(self.name))
@@ -289,38 +294,37 @@ class Lane:
 
     def blind(self, batch: Batch) -> None:
         """Finish a batch that is never answered, as it was sent: that is all there is to know."""
-        if not batch.done:
+        if not batch.pending.done:
             del self.sent[batch.serial]
-            self._finish(batch, None)
+            self._finish(batch, None, NOT_TOLD)
 
     def answered(self, batch: Batch, status: int, data: Buffer) -> None:
         """Take the answer to a batch under way."""
-        if batch.done:
+        if batch.pending.done:
             return
-        error = error_of(wire.unpack(data)) if status else None
-        del self.sent[batch.serial]
-        if error is None:
-            self.failures, self.trouble = 0, None
-            if batch.mode == wire.REPLY_APPEND and len(data) == wire.PLACE.size:
-                batch.place = wire.PLACE.unpack(data)
-                self._finish(batch, None)
-            elif len(data) != wire.REPLY.size:
-                self._finish(batch, LogyardError(f"{self.name}: the machine's answer is not an append log's"))
-            else:
-                batch.first, batch.given = wire.REPLY.unpack(data)
-                self._finish(batch, None)
-        else:
+        if status:
+            error = error_of(wire.unpack(data))
+            del self.sent[batch.serial]
             self._refused(batch, error)
+        else:
+            del self.sent[batch.serial]
+            self.failures, self.trouble = 0, None
+            try:
+                value = batch.decode(data)
+            except LogyardError as error:
+                self._finish(batch, error)
+            else:
+                self._finish(batch, None, value)
         if self.waiting:
             self.kick(self)
 
     def cut(self, batch: Batch, error: LogyardError) -> None:
         """Take note that the connection ended under a batch: its outcome is unknown, and it is sent again unless told
         otherwise."""
-        if batch.done:
+        if batch.pending.done:
             return
         del self.sent[batch.serial]
-        batch.ambiguous = True
+        batch.doubt()
         self.leader = 0
         # Without a number it would be applied twice.
         if self.retry and not batch.mode:
@@ -331,9 +335,10 @@ class Lane:
             self.kick(self)
 
     def _refused(self, batch: Batch, error: LogyardError) -> None:
-        batch.ambiguous |= isinstance(error, Unknown)
-        if batch.numbers is not None and error.code in RENEW:
-            self._renew(batch, error)
+        if isinstance(error, Unknown):
+            batch.doubt()
+        if batch.ticket is not None and error.code in RENEW:
+            self._renew(batch, batch.ticket[0], error)
             return
         error = final(self.name, error)
         if error.retry == "never" or (isinstance(error, Unknown) and not self.retry):
@@ -345,10 +350,8 @@ class Lane:
             self.leader = 0
         self._again(batch, error)
 
-    def _renew(self, batch: Batch, error: LogyardError) -> None:
+    def _renew(self, batch: Batch, numbers: Sequences, error: LogyardError) -> None:
         """Move a frame that can't have been applied to another session: its own is of no more use."""
-        numbers = batch.numbers
-        assert numbers is not None
         if self.numbers is numbers:
             self.numbers = None
             if error.code == OUT_OF_WINDOW:
@@ -357,8 +360,7 @@ class Lane:
         if batch.ambiguous:
             self._finish(batch, expired(self.name))
             return
-        numbers.done(batch.sequence)
-        batch.numbers, batch.sequence = None, 0
+        batch.unnumber()
         self.close()
         insort(self.queue, batch)
         # Those under way will be refused as well: nothing overtakes them.
@@ -369,7 +371,8 @@ class Lane:
         if now >= batch.deadline:
             self._finish(batch, self._overdue(batch, error))
             return
-        batch.trouble = self.trouble = error
+        self.trouble = error
+        batch.hold_up(error)
         self.close()
         insort(self.queue, batch)
         if not self.recovering:
@@ -390,7 +393,7 @@ class Lane:
             self._finish(batch, self._overdue(batch, batch.trouble))
         for batch in [batch for batch in self.sent.values() if batch.deadline + GRACE_S <= now]:
             del self.sent[batch.serial]
-            batch.ambiguous = True
+            batch.doubt()
             self._finish(batch, self._overdue(batch, batch.trouble))
 
     def _overdue(self, batch: Batch, trouble: LogyardError | None) -> LogyardError:
@@ -416,6 +419,18 @@ class Lane:
         """Take what was found of the group."""
         self.uid, self.leader = uid, leader
 
+    def reached(self, link: Any) -> None:
+        """Take the connection to the group's leader."""
+        self.link = link
+
+    def mark(self) -> None:
+        """Note that it is in a list of those that are looked at soon, or are being located."""
+        self.dirty = True
+
+    def unmark(self) -> None:
+        """Note that it is in none of them any more."""
+        self.dirty = False
+
     def give_up(self, error: LogyardError) -> None:
         """Fail what waits, and whatever fails from now on."""
         self.retry = False
@@ -425,7 +440,7 @@ class Lane:
         """Note what stands in the way of everything that waits: said when its time is over."""
         self.close()
         for batch in self.queue:
-            batch.trouble = error
+            batch.hold_up(error)
 
     def fail(self, error: LogyardError) -> None:
         """Fail what waits to be sent (the group does not exist, the client is closing)."""
@@ -434,7 +449,6 @@ class Lane:
         for batch in waiting:
             self._finish(batch, outcome(error.again(), batch.ambiguous, self.name))
 
-    def _finish(self, batch: Batch, error: LogyardError | None) -> None:
-        self.window.used -= batch.size
-        batch.finish(error)
-        self.window.freed()
+    def _finish(self, batch: Batch, error: LogyardError | None, value: Any = None) -> None:
+        self.window.give_back(batch.size)
+        batch.finish(error, value)

@@ -11,12 +11,13 @@ from typing import Any, Protocol, TypeAlias
 
 from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.frame import Buffer
+from logyard.protocol.pending import PendingReply
 from logyard.protocol.tls import TlsError, require_server
 from logyard.protocol.wire import REPLY_NONE, ProtocolError
 
 from .lane import Lane
 from .runtime import Runtime, Scope
-from .session import Answer, Channel, Pushed, Routes, not_secured, unreachable
+from .session import Channel, Pushed, Routes, not_secured, unreachable
 from .tls_stream import TlsStream
 
 CONNECT_S = 5.0
@@ -174,12 +175,9 @@ class Link:
                 if not self.dirty and not channel.outgoing.size:
                     await self.bell.wait()
                 if self.dirty:
-                    if not channel.pending:
-                        self.progress = self.network.clock()
-                    lanes, self.dirty = self.dirty, []
+                    self._begin()
                     now = self.network.clock()
-                    for lane in lanes:
-                        lane.dirty = False
+                    for lane in self.unqueue():
                         for batch in lane.take(now):
                             channel.append(lane.uid, batch.encoded(), batch, batch.flags | lane.for_kind)
                             if batch.mode == REPLY_NONE:
@@ -189,30 +187,49 @@ class Link:
             self.fail(error)
         scope.cancel()
 
+    def queue(self, lane: Lane) -> None:
+        """Send what a lane has, in the next turn."""
+        lane.mark()
+        self.dirty.append(lane)
+        self.bell.ring()
+
+    def unqueue(self) -> list[Lane]:
+        """Return the lanes that have something to send; they are not queued any more."""
+        lanes, self.dirty = self.dirty, []
+        for lane in lanes:
+            lane.unmark()
+        return lanes
+
     async def call(
         self, method: str, arguments: dict[str, object], deadline: float, pushed: Pushed | None = None
     ) -> tuple[Any, bool]:
         """Return (value, was cut); raise what the server answered, or `Unknown` when it did not answer in time.
         `pushed` gets what the server sends meanwhile."""
-        return await self._ask(lambda answer: self.channel.call(method, arguments, answer), method, deadline, pushed)
+        pending: PendingReply[Any] = PendingReply()
+        self._begin()
+        self.channel.call(method, arguments, pending, pushed)
+        return await self._answer(pending, method, deadline)
 
     async def command(self, uid: int, frame: list[Buffer], deadline: float) -> tuple[Any, bool]:
         """Return (reply, was cut) of one command frame; raise as `call`."""
-        return await self._ask(lambda answer: self.channel.append(uid, frame, answer), "a command", deadline)
+        pending: PendingReply[Any] = PendingReply()
+        self._begin()
+        self.channel.append(uid, frame, pending)
+        return await self._answer(pending, "a command", deadline)
 
-    async def _ask(
-        self, queue: Callable[[Answer], None], what: str, deadline: float, pushed: Pushed | None = None
-    ) -> tuple[Any, bool]:
-        event = self.network.runtime.event()
-        answer = Answer(event.set, pushed)
+    def _begin(self) -> None:
+        """Count the time in which nothing comes from now on, unless something was asked before."""
         if not self.channel.pending:
             self.progress = self.network.clock()
-        queue(answer)
+
+    async def _answer(self, pending: PendingReply[Any], what: str, deadline: float) -> tuple[Any, bool]:
         self.bell.ring()
-        with self.network.runtime.scope(deadline):
-            await event.wait()
-        if not answer.done:
-            raise Unknown(f"{what}: node {self.node} did not answer in time")
-        if answer.error is not None and not answer.was_cut:
-            raise answer.error
-        return answer.value, answer.was_cut
+        runtime = self.network.runtime
+        try:
+            with runtime.scope(deadline):
+                return await pending.wait(runtime.event), False
+        except LogyardError:
+            if not pending.was_cut:
+                raise
+            return None, True
+        raise Unknown(f"{what}: node {self.node} did not answer in time")

@@ -13,7 +13,7 @@ from logyard.protocol.compression import Encoding, parse, ranges_of
 from logyard.protocol.errors import BadRequest, LogyardError, OutOfRange, error_of
 from logyard.protocol.frame import Buffer, Epoch
 from logyard.protocol.records import BlockError, Page
-from logyard.protocol.wire import LOW_PRIORITY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_NONE
+from logyard.protocol.wire import LOW_PRIORITY, PLACE, REPLY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_MODE, REPLY_NONE
 
 from .admin import Call, ask, plain
 
@@ -43,6 +43,31 @@ class Place(NamedTuple):
 
     index: int  # type: ignore[assignment]  # tuple.index is not missed
     term: int
+
+
+class Appended(NamedTuple):
+    """What came of a frame of records: the offset of the first one, and how many have one. `place`, where they have
+    none yet: where the command lies."""
+
+    first: int
+    given: int
+    place: tuple[int, int] = (0, 0)
+
+
+NOT_TOLD = Appended(-1, 0)
+"""Of a frame that is never answered."""
+
+
+def appended(name: str, flags: int, reply: Buffer, whose: str = "an append log's") -> Appended:
+    """Return what the reply to a frame with those flags (the wire's) says. Raises a `LogyardError`."""
+    mode = flags & REPLY_MODE
+    if mode == REPLY_NONE:
+        return NOT_TOLD
+    if mode == REPLY_APPEND and len(reply) == PLACE.size:
+        return Appended(-1, 0, PLACE.unpack(reply))
+    if len(reply) != REPLY.size:
+        raise LogyardError(f"{name}: the machine's answer is not {whose}")
+    return Appended(*REPLY.unpack(reply))
 
 
 def flags_of(reply: str, priority: str, exactly_once: bool = True, reply_from: int | None = None) -> int:

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from logyard.protocol.frame import Buffer
-from logyard.protocol.wire import REPLY
 
 from ._async.machine import MachineVerbs
 from .lane import Batch, Lane
 from .messages import Session, open_session
 from .network import Network
 
-NO_OFFSETS = REPLY.pack(0, 0)
-
 
 class MachineBatch(Batch):
-    """One command; `reply` is what the machine said, as it came."""
+    """One command; what the machine said is taken as it came."""
 
-    __slots__ = ("reply",)
+    __slots__ = ()
 
     def __init__(self, lane: Lane, serial: int, deadline: float, flags: int, command: bytes) -> None:
         super().__init__(lane, serial, deadline, flags, command)
         # An empty one is this machine's own, too, and not an append's.
         self.command = command
-        self.reply = b""
 
     def _region(self) -> bytes:
         # As it was given: what it begins with has no meaning but its machine's.
         return self.command
 
-    def keep(self, reply: Buffer) -> None:
-        """Keep the reply."""
-        self.reply = bytes(reply)
+    def decode(self, data: Buffer) -> bytes:
+        """Return the machine's reply."""
+        return bytes(data)
 
 
 class MachineLane(Lane):
@@ -43,13 +39,6 @@ class MachineLane(Lane):
         self.close()
         self._serial += 1
         return MachineBatch(self, self._serial, self.clock() + timeout, flags, command)
-
-    def answered(self, batch: Batch, status: int, data: Buffer) -> None:
-        """Take the answer to a batch under way."""
-        if not status and isinstance(batch, MachineBatch) and not batch.done:
-            batch.keep(data)
-            data = NO_OFFSETS
-        super().answered(batch, status, data)
 
 
 class Machine(MachineVerbs):
@@ -74,6 +63,5 @@ class Machine(MachineVerbs):
             await yard.room()
         batch = lane.add_many([(metadata, payload)], yard.timeout if timeout is None else timeout, 0, command)
         yard.kick(lane)
-        await batch.wait()
-        assert isinstance(batch, MachineBatch)
-        return batch.reply
+        reply: bytes = await batch.pending.wait(yard.runtime.event)
+        return reply

@@ -13,6 +13,7 @@ from typing import Any
 
 from logyard.protocol.errors import LogyardError, NotLeader, Unknown, UnknownGroup, WrongKind
 from logyard.protocol.frame import Buffer
+from logyard.protocol.pending import PendingReply
 
 from ._async.admin import AdminVerbs
 from .admin import Call, T
@@ -30,8 +31,6 @@ STALL_S = 10.0
 LOCATE_S = 2.0
 LOCATE_NAMES = 1000
 TICK_S = 0.25
-
-Found = Callable[[LogyardError | None], None]
 
 
 class Network(AdminVerbs):
@@ -70,7 +69,7 @@ class Network(AdminVerbs):
         self._links: dict[tuple[str, int], Link] = {}
         self._down: dict[tuple[str, int], tuple[float, int, LogyardError]] = {}
         self._lanes: dict[tuple[str, str], Lane] = {}
-        self._wanted: dict[str, list[Found]] = {}
+        self._wanted: dict[str, PendingReply[None]] = {}
         self._locate_bell = Bell(self.runtime)
         self._clock_bell = Bell(self.runtime)
         self._held: set[Lane] = set()
@@ -165,7 +164,7 @@ class Network(AdminVerbs):
             self.sessions.want(lane, self._nursery)
             return
         if lane.held_until > self.clock():
-            lane.dirty = True
+            lane.mark()
             self._held.add(lane)
             self._clock_bell.ring()
             return
@@ -174,34 +173,32 @@ class Network(AdminVerbs):
             link = self._route(lane)
             if link is None:
                 return
-        lane.dirty = True
-        link.dirty.append(lane)
-        link.bell.ring()
+        link.queue(lane)
 
     def _route(self, lane: Lane) -> Link | None:
         if lane.leader and lane.uid:
             link = self._link(lane.leader)
             if link is not None:
-                lane.link = link
+                lane.reached(link)
                 return link
-        lane.dirty = True
-
-        def found(error: LogyardError | None) -> None:
-            lane.dirty = False
-            if error is not None:
-                lane.fail(error)
-                return
-            try:
-                self.routes.require(lane.name, lane.kind)
-            except WrongKind as refusal:
-                lane.fail(refusal)
-                return
-            uid, leader, _ = self.routes.groups[lane.name]
-            lane.routed(uid, leader)
-            self.kick(lane)
-
-        self._want(lane.name, found)
+        lane.mark()
+        wanted = self._want(lane.name)
+        wanted.on_done(lambda: self._routed(lane, wanted.error))
         return None
+
+    def _routed(self, lane: Lane, error: LogyardError | None) -> None:
+        lane.unmark()
+        if error is not None:
+            lane.fail(error)
+            return
+        try:
+            self.routes.require(lane.name, lane.kind)
+        except WrongKind as refusal:
+            lane.fail(refusal)
+            return
+        uid, leader, _ = self.routes.groups[lane.name]
+        lane.routed(uid, leader)
+        self.kick(lane)
 
     def _give_back(self) -> None:
         if self._freed:
@@ -260,18 +257,20 @@ class Network(AdminVerbs):
         assert link.failure is not None
         failures = self._down[link.address][1] + 1 if link.address in self._down else 0
         self._down[link.address] = (self.clock() + backoff(failures, self.chance), failures, link.failure)
-        lanes, link.dirty = link.dirty, []
-        for lane in lanes:
-            lane.dirty = False
+        lanes = link.unqueue()
         link.channel.cut(link.failure)
         for lane in lanes:
             self.kick(lane)
 
     # Who leads what.
 
-    def _want(self, name: str, found: Found) -> None:
-        self._wanted.setdefault(name, []).append(found)
-        self._locate_bell.ring()
+    def _want(self, name: str) -> PendingReply[None]:
+        """Have a group's leader found; return what is settled when it is, and can be reached."""
+        wanted = self._wanted.get(name)
+        if wanted is None:
+            wanted = self._wanted[name] = PendingReply()
+            self._locate_bell.ring()
+        return wanted
 
     async def _locator(self) -> None:
         failures = 0
@@ -311,8 +310,13 @@ class Network(AdminVerbs):
                 self._tell(name, UnknownGroup(f"no group {name!r} on any node", retry="never"))
 
     def _tell(self, name: str, error: LogyardError | None) -> None:
-        for found in self._wanted.pop(name, ()):
-            found(error)
+        wanted = self._wanted.pop(name, None)
+        if wanted is None:
+            return
+        if error is None:
+            wanted.set(None)
+        else:
+            wanted.fail(error)
 
     def _candidates(self) -> list[tuple[str, int]]:
         """Return addresses to ask: open links first, in random order, then the rest."""
@@ -438,21 +442,11 @@ class Network(AdminVerbs):
         leader = self.routes.leader(name, kind)
         link = self._link(leader) if leader else None
         if link is None:
-            event = self.runtime.event()
-            failed: list[LogyardError] = []
-
-            def found(error: LogyardError | None) -> None:
-                if error is not None:
-                    failed.append(error)
-                event.set()
-
-            self._want(name, found)
+            wanted = self._want(name)
             with self.runtime.scope(retry.deadline):
-                await event.wait()
-            if not event.is_set():
+                await wanted.wait(self.runtime.event)
+            if not wanted.done:
                 raise NotLeader.told(f"{name}: no leader found in time")
-            if failed:
-                raise failed[0]
             self.routes.require(name, kind)
             link = self._link(self.routes.leader(name))
             if link is None:
@@ -471,7 +465,7 @@ class Network(AdminVerbs):
             now = self.clock()
             for lane in [lane for lane in self._held if lane.held_until <= now]:
                 self._held.discard(lane)
-                lane.dirty = False
+                lane.unmark()
                 self.kick(lane)
             if now >= scan:
                 scan = now + TICK_S

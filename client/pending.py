@@ -1,4 +1,5 @@
-"""Appends under way, as the asynchronous client hands them out: one small object an append, all its state in its batch.
+"""Appends under way, as the asynchronous client hands them out: one small object an append, a view of its frame's
+pending reply.
 
 Invariant: what is asked of it before it is done is a bug of the caller's; when done its answer never changes. Made by
 `aio.Log`.
@@ -13,7 +14,8 @@ from .log import Place
 
 
 class PendingAppend:
-    """An append under way. Thousands share one `batch`: callbacks that need no single offset belong there."""
+    """An append under way. Thousands share one `batch`: callbacks that need no single offset belong to its `pending`
+    reply."""
 
     __slots__ = ("batch", "position")
 
@@ -24,29 +26,26 @@ class PendingAppend:
     @property
     def done(self) -> bool:
         """Acknowledged or failed."""
-        return self.batch.done
+        return self.batch.pending.done
 
     @property
     def offset(self) -> int:
         """The record's offset; raises what the append failed with. Only once `done`."""
-        assert self.batch.done, "an append has its offset when it is done"
-        if self.batch.error is not None:
-            raise self.batch.error.again()
-        return self.batch.first + self.position if self.batch.first >= 0 else -1
+        pending = self.batch.pending
+        assert pending.done, "an append has its offset when it is done"
+        if pending.error is not None:
+            raise pending.error.again()
+        first: int = pending.value[0]
+        return first + self.position if first >= 0 else -1
 
     @property
     def place(self) -> Place:
         """Where the command lies, for ``reply="append"``; raises what it failed with. Only once `done`."""
-        if self.batch.error is not None:
-            raise self.batch.error.again()
-        return Place(*self.batch.place)
+        return Place(*self.batch.pending.result().place)
 
     def on_done(self, callback: Callable[[], None]) -> None:
         """Call `callback` when done, from within the receiving task: it must not block."""
-        if self.batch.done:
-            callback()
-        else:
-            self.batch.callbacks.append(callback)
+        self.batch.pending.on_done(callback)
 
     async def wait(self) -> int:
         """Wait for the offset."""

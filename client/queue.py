@@ -20,6 +20,7 @@ from logyard.protocol.queue import Message
 
 from ._async.queue import QueueVerbs
 from .lane import Lane
+from .log import Appended
 from .messages import Session, open_session
 from .network import Network
 from .pending import PendingAppend
@@ -114,8 +115,8 @@ class Queue(Consumes):
         batch, position = lane.add(metadata, body, yard.timeout if timeout is None else timeout, 0, command)
         if not lane.dirty:
             yard.kick(lane)
-        await batch.wait()
-        return batch.first + position
+        appended: Appended = await batch.pending.wait(yard.runtime.event)
+        return appended.first + position
 
     async def _send_many(
         self, messages: Iterable[tuple[Buffer, Buffer | None]], command: bytes, timeout: float | None
@@ -125,8 +126,8 @@ class Queue(Consumes):
             await yard.room()
         batch = lane.add_many(messages, yard.timeout if timeout is None else timeout, 0, command)
         yard.kick(lane)
-        await batch.wait()
-        return batch.first, batch.given
+        appended: Appended = await batch.pending.wait(yard.runtime.event)
+        return appended.first, appended.given
 
 
 class Consumer(Session):

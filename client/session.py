@@ -28,6 +28,7 @@ from logyard.protocol.errors import (
     error_of,
 )  # fmt: skip
 from logyard.protocol.frame import FRAME_BYTES_MAX, Buffer
+from logyard.protocol.pending import FAILED, PendingReply
 from logyard.protocol.wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, ProtocolError
 
 from .admin import Call, T
@@ -77,75 +78,44 @@ Pushed: TypeAlias = Callable[[Any, memoryview], None]
 
 
 class Completion(Protocol):
-    """What waits for an answer."""
+    """What waits for an answer: a `PendingReply`, or a frame of a lane, which may have to be sent again first."""
 
-    def answered(self, kind: int, status: int, data: Buffer) -> None:
-        """Take the frame type (REPLIES, RESULT, ERROR, DATA), an item's status, and the bytes."""
+    def reply(self, request: int, status: int, data: Buffer) -> None:
+        """Take a command's reply: see `protocol.pending.Sink`."""
 
     def cut(self, error: LogyardError) -> None:
         """Take note that the connection ended before an answer came."""
 
 
-class Answer:
-    """The completion of a call: `value` is a RESULT's value or DATA's (header, bytes)."""
-
-    __slots__ = ("done", "value", "error", "was_cut", "callback", "pushed")
-
-    def __init__(self, callback: Callable[[], None] | None = None, pushed: Pushed | None = None) -> None:
-        self.pushed = pushed
-        self.done = False
-        self.value: Any = None
-        self.error: LogyardError | None = None
-        self.was_cut = False
-        self.callback = callback
-
-    def answered(self, kind: int, status: int, data: Buffer) -> None:
-        """Decode the answer; raise `ProtocolError`."""
-        if kind == RESULT:
-            self.value = wire.unpack(data)
-        elif kind == DATA:
-            self.value = wire.decode_data(data)
-        elif kind == REPLIES and status == 0:
-            self.value = bytes(data)
-        elif kind not in (REPLIES, ERROR):
-            raise ProtocolError(f"a frame of type {kind} is no answer")
-        else:
-            self.error = error_of(wire.unpack(data))
-        self._finish()
-
-    def cut(self, error: LogyardError) -> None:
-        """Take note that the connection ended."""
-        self.error, self.was_cut = error, True
-        self._finish()
-
-    def _finish(self) -> None:
-        self.done = True
-        if self.callback is not None:
-            self.callback()
-
-
 class Channel:
     """One connection's requests: frames out through `outgoing`, bytes in through `receiver`, answers to completions."""
 
-    __slots__ = ("outgoing", "receiver", "pending", "_request", "hello", "greeted")
+    __slots__ = ("outgoing", "receiver", "pending", "_listening", "_request", "hello", "greeted")
 
     def __init__(self) -> None:
         self.outgoing = wire.Outgoing()
         self.receiver = wire.Receiver(CLIENT_LIMITS)
         self.pending: dict[int, Completion] = {}
+        # Who takes what the server sends before it answers.
+        self._listening: dict[int, Pushed] = {}
         self._request = 0
         self.hello = wire.Hello(None, 0, {}, FRAME_BYTES_MAX)
         self.greeted = False
         self.outgoing.push((wire.encode_hello(),))
 
-    def call(self, method: str, arguments: dict[str, object], completion: Completion) -> None:
-        """Queue a call; raise `BadRequest` when its arguments are too long for one."""
+    def call(
+        self, method: str, arguments: dict[str, object], pending: PendingReply[Any], pushed: Pushed | None = None
+    ) -> None:
+        """Queue a call; `pending` gets a RESULT's value or DATA's (header, bytes), `pushed` what is sent before that.
+        Raises `BadRequest` when its arguments are too long for one."""
         request = self._request + 1
         frame = wire.encode_call(request, method, arguments)
         if len(frame) - wire.HEADER_BYTES > wire.CALL_BYTES_MAX:
             raise BadRequest(f"the arguments of {method} are longer than {wire.CALL_BYTES_MAX} bytes; split the call")
         self._request = request
-        self.pending[request] = completion
+        self.pending[request] = pending
+        if pushed is not None:
+            self._listening[request] = pushed
         self.outgoing.push((frame,))
 
     def append(self, uid: int, frame: list[Buffer], completion: Completion, flags: int = 0) -> None:
@@ -154,7 +124,7 @@ class Channel:
         size = sum(map(len, frame)) + wire.UID.size
         if size > self.hello.frame_bytes_max:
             why = f"a frame of {size} bytes is above the server's limit of {self.hello.frame_bytes_max}"
-            completion.answered(REPLIES, 1, wire.pack({"code": BadRequest.code, "message": why, "retry": "never"}))
+            completion.reply(0, FAILED, wire.pack({"code": BadRequest.code, "message": why, "retry": "never"}))
             return
         if not self.hello.features & wire.KNOWS_KINDS:
             flags &= ~wire.KIND_FLAGS
@@ -176,24 +146,41 @@ class Channel:
                 self.greeted = True
             elif kind == REPLIES:
                 for request, status, data in wire.decode_replies(frame.body):
-                    self._answered(request, REPLIES, status, data)
+                    self._open(request).reply(request, status, data)
+                    # Only an answer that could be read closes its request: the end of the connection cuts the others.
+                    self.pending.pop(request, None)
             elif kind == PUSH:
-                listening = self.pending.get(frame.request)
-                if not isinstance(listening, Answer) or listening.pushed is None:
+                pushed = self._listening.get(frame.request)
+                if pushed is None:
                     raise ProtocolError(f"a push for request {frame.request}, which does not listen")
-                listening.pushed(*wire.decode_data(frame.body))
+                pushed(*wire.decode_data(frame.body))
             elif kind == wire.HELLO:
                 raise ProtocolError("a second HELLO")
             else:
-                self._answered(frame.request, kind, 0, frame.body)
+                self._answered(frame.request, kind, frame.body)
 
-    def _answered(self, request: int, kind: int, status: int, data: Buffer) -> None:
+    def _open(self, request: int) -> Completion:
         completion = self.pending.get(request)
         if completion is None:
             raise ProtocolError(f"an answer to request {request}, which is not open")
-        # Only an answer that could be read closes its request: the end of the connection cuts the others.
-        completion.answered(kind, status, data)
+        return completion
+
+    def _answered(self, request: int, kind: int, body: Buffer) -> None:
+        """Settle a call."""
+        pending = self._open(request)
+        if not isinstance(pending, PendingReply):
+            raise ProtocolError("a command is answered in a REPLIES frame")
+        if kind == RESULT:
+            pending.set(wire.unpack(body))
+        elif kind == DATA:
+            pending.set(wire.decode_data(body))
+        elif kind == ERROR:
+            pending.fail(error_of(wire.unpack(body)))
+        else:
+            raise ProtocolError(f"a frame of type {kind} is no answer")
         self.pending.pop(request, None)
+        if self._listening:
+            self._listening.pop(request, None)
 
     def cut(self, error: LogyardError) -> None:
         """Tell everything open that the connection ended."""

@@ -307,8 +307,7 @@ class Yard(AdminVerbs):
                 answer = connection.command(uid, frame, deadline, flags)
                 cut = answer.was_cut
                 if answer.error is None:
-                    reply: bytes = answer.value
-                    return reply
+                    return answer.result()
                 error = answer.error
                 if ambiguous and error.code in RENEW:
                     raise expired(name, error.code)

@@ -14,9 +14,11 @@ from typing import Any
 
 from logyard.protocol import wire
 from logyard.protocol.frame import Buffer
+from logyard.protocol.pending import PendingReply
 from logyard.protocol.tls import TlsError, explain, gathered, identities, require_safe, require_server
 
-from .session import UNIX, Answer, Channel, Pushed, not_secured, unix_target, unreachable
+from .admin import T
+from .session import UNIX, Channel, Pushed, not_secured, unix_target, unreachable
 
 CONNECT_S = 5.0
 STALL_S = 10.0
@@ -76,43 +78,46 @@ class Connection:
             self.close()
             raise
 
-    def call(self, method: str, arguments: dict[str, object], deadline: float) -> Answer:
-        """Ask one question and return its answer; an answer that did not come is `was_cut`."""
-        answer = Answer()
-        self.channel.call(method, arguments, answer)
-        return self._answered(answer, deadline)
+    def call(self, method: str, arguments: dict[str, object], deadline: float) -> PendingReply[Any]:
+        """Ask one question and return its answer; one that did not come is `was_cut`."""
+        pending: PendingReply[Any] = PendingReply()
+        self.channel.call(method, arguments, pending)
+        return self._answered(pending, lambda: pending.done, deadline)
 
-    def listen(self, method: str, arguments: dict[str, object], pushed: Pushed, each: Callable[[], object]) -> Answer:
+    def listen(
+        self, method: str, arguments: dict[str, object], pushed: Pushed, each: Callable[[], object]
+    ) -> PendingReply[Any]:
         """Ask a question that is answered only when it is over; meanwhile `pushed` gets what comes, and `each` is
         called after whatever came (once a second at least). A server that is silent for `STALL_S` is given up."""
-        answer = Answer(None, pushed)
+        pending: PendingReply[Any] = PendingReply()
 
         def done() -> bool:
             each()
-            return answer.done
+            return pending.done
 
-        self.channel.call(method, arguments, answer)
-        return self._answered(answer, float("inf"), done)
+        self.channel.call(method, arguments, pending, pushed)
+        return self._answered(pending, done, float("inf"))
 
-    def command(self, uid: int, frame: list[Buffer], deadline: float, flags: int = 0) -> Answer:
+    def command(self, uid: int, frame: list[Buffer], deadline: float, flags: int = 0) -> PendingReply[bytes]:
         """Send one command frame and return its reply; without one, if its `flags` say so, when it is sent."""
-        answer = Answer()
-        self.channel.append(uid, frame, answer, flags)
-        if flags & wire.REPLY_MODE == wire.REPLY_NONE and not answer.done:
-            answer.value, answer.done = b"", True
-        return self._answered(answer, deadline)
+        pending: PendingReply[bytes] = PendingReply()
+        self.channel.append(uid, frame, pending, flags)
+        if flags & wire.REPLY_MODE != wire.REPLY_NONE:
+            return self._answered(pending, lambda: pending.done, deadline)
+        self._answered(pending, lambda: True, deadline).set(b"")
+        return pending
 
-    def _answered(self, answer: Answer, deadline: float, done: Callable[[], bool] | None = None) -> Answer:
+    def _answered(self, pending: PendingReply[T], done: Callable[[], bool], deadline: float) -> PendingReply[T]:
         try:
-            self._exchange(done or (lambda: answer.done), deadline)
+            self._exchange(done, deadline)
         except (OSError, wire.ProtocolError) as error:
             self.close()
-            self.channel.cut(unreachable(self.address, error))
-            if answer.error is None:
-                answer.cut(unreachable(self.address, error))
-        return answer
+            failure = unreachable(self.address, error)
+            self.channel.cut(failure)
+            pending.cut(failure)
+        return pending
 
-    def _exchange(self, done: Any, deadline: float) -> None:
+    def _exchange(self, done: Callable[[], bool], deadline: float) -> None:
         outgoing = self.channel.outgoing
         while outgoing.size or not done():
             self._socket.settimeout(max(0.001, min(STALL_S, deadline - time.monotonic())))

@@ -36,14 +36,13 @@ from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
 from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
-from logyard.engine.replica.proposals import DROP
-from logyard.engine.replica.submit import Answer
 from logyard.engine.types import Buffer
 from logyard.machines.log import AppendLog
 from logyard.machines.registry import create_machine
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Unknown, UnknownGroup
 from logyard.protocol.frame import Frame
+from logyard.protocol.pending import DROP, PendingReply
 from logyard.protocol.verbs import VERBS
 
 from .door.dispatch import Data, SystemPort, serve_call, taken
@@ -216,9 +215,9 @@ class EmbeddedSystem(AdminVerbs):
                     if mode == wire.REPLY_NONE:
                         node.submit(member.uid, whole, DROP, 0, low=low)
                         return b""
-                    answer = Answer()
-                    node.submit(member.uid, whole, answer, 0, early=mode == wire.REPLY_APPEND, low=low)
-                    return await answer.wait()
+                    pending: PendingReply[bytes] = PendingReply()
+                    node.submit(member.uid, whole, pending, 0, early=mode == wire.REPLY_APPEND, low=low)
+                    return await pending.wait(trio.Event)
                 except LogyardError as error:
                     retry = retry or Retry(scope.deadline, self.chance, False)
                     delay = self._delay(retry, error)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import trio
+
 from logyard.engine.replica.member import Member
-from logyard.engine.replica.proposals import Sink
-from logyard.engine.replica.submit import Answer
 from logyard.engine.types import Spec
 from logyard.machines.registry import BUILT_IN
 from logyard.protocol.errors import WrongKind
+from logyard.protocol.pending import PendingReply, Sink
 
 
 def kind_of(member: Member) -> str:
@@ -69,9 +70,9 @@ class GroupVerbs:
         the nodes one by one instead, from any member's, for a group without a quorum. Raises `NotLeader`."""
         member = self._groups.find(name)
         if not force:
-            sink = Answer()
-            self._propose(member, "delete", sink=sink)
-            await sink.wait()
+            pending: PendingReply[bytes] = PendingReply()
+            self._propose(member, "delete", sink=pending)
+            await pending.wait(trio.Event)
         # Its apply does the same: when this returns, this node has forgotten the group.
         await self._registry.delete([member.uid])
 

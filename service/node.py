@@ -22,8 +22,6 @@ from logyard.engine.host.engine import System
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers, PeersPort
 from logyard.engine.replica.member import Member
-from logyard.engine.replica.proposals import Sink
-from logyard.engine.replica.submit import Answer
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers
 from logyard.engine.types import Buffer
@@ -31,6 +29,7 @@ from logyard.machines.log.command import TRUNCATE
 from logyard.machines.registry import create_machine
 from logyard.protocol.errors import BadRequest, UnknownGroup
 from logyard.protocol.frame import FRAME_BYTES, UNIFORM, encode_frame
+from logyard.protocol.pending import PendingReply, Sink
 
 from . import group_verbs, machine_verbs, status
 from .addresses import ADMIN
@@ -234,10 +233,10 @@ class Node:
 
     async def commit(self, member: Member, frame: Sequence[Buffer], *, reserved: bool = False) -> bytes:
         """Commit one frame from inside this process. Raises what the frame's reply says."""
-        sink = Answer()
+        pending: PendingReply[bytes] = PendingReply()
         whole = memoryview(frame[0] if len(frame) == 1 else b"".join(frame))
-        self._submit(member.uid, whole, sink, 0, reserved=reserved)
-        return await sink.wait()
+        self._submit(member.uid, whole, pending, 0, reserved=reserved)
+        return await pending.wait(trio.Event)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return everything about one group on this node."""
@@ -246,9 +245,9 @@ class Node:
     async def skip(self, name: str, index: int, ordinal: int) -> None:
         """Leave out the command that halted the group's machine, on every member; return when it is. On the leader
         only; raises `NotLeader`, `Refused`, `Rejected`."""
-        sink = Answer()
-        self.system.quarantine.request(self.system.member(name), index, ordinal, sink)
-        await sink.wait()
+        pending: PendingReply[bytes] = PendingReply()
+        self.system.quarantine.request(self.system.member(name), index, ordinal, pending)
+        await pending.wait(trio.Event)
 
     async def snapshot(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Snapshot the named groups' members on this node (all of them by default); return counts and bytes."""

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,6 +49,31 @@ class Writer:
         self.failed = ""
         self.back_at = 0.0
 
+    def submit(self, now: float, body: bytes, done: Callable[[], None]) -> None:
+        """Submit one append; its answer is taken in `done`, in the receiving task."""
+        pending = self.log.append_nowait(b"", body)
+        self.began, self.batch = now, pending.batch
+        pending.on_done(done)
+
+    def answered(self, due: float) -> bool:
+        """Take the answer; the next append is due then. Returns whether it was acknowledged."""
+        assert self.batch is not None
+        error, self.batch = self.batch.pending.error, None
+        self.due = due
+        if error is not None:
+            self.failed = str(error)
+            return False
+        self.acknowledged += 1
+        return True
+
+    def hurry(self, now: float) -> None:
+        """Write again at once, if there is nothing under way."""
+        self.due = now
+
+    def back(self, now: float) -> None:
+        """Note that its log acknowledges again."""
+        self.back_at = now
+
 
 class Load:
     """All writers. `killed_at` is 0 before the kill; `back` is set when every log acknowledged a write after it."""
@@ -66,22 +92,15 @@ class Load:
         self.back = trio.Event()
 
     def submit(self, writer: Writer, now: float) -> None:
-        """Submit one append; its answer is taken in `done`, in the receiving task."""
-        pending = writer.log.append_nowait(b"", self.workload.body(self.number))
+        """Submit one append of a writer."""
+        writer.submit(now, self.workload.body(self.number), partial(self.done, writer))
         self.number += 1
-        writer.began, writer.batch = now, pending.batch
-        pending.batch.callbacks.append(lambda: self.done(writer))
 
     def done(self, writer: Writer) -> None:
         """Take an answer: an append submitted after the kill ends its log's outage."""
-        assert writer.batch is not None
-        error, writer.batch = writer.batch.error, None
         now = time.perf_counter()
-        writer.due = now + self.settings.interval_s
-        if error is not None:
-            writer.failed = str(error)
+        if not writer.answered(now + self.settings.interval_s):
             return
-        writer.acknowledged += 1
         if not self.killed_at:
             self.latency.add(now - writer.began)
             if writer.acknowledged == 1:
@@ -90,9 +109,9 @@ class Load:
                     self.wrote_all.set()
         elif not writer.back_at:
             if writer.began < self.killed_at:
-                writer.due = now
+                writer.hurry(now)
                 return
-            writer.back_at = now
+            writer.back(now)
             self.missing -= 1
             if not self.missing:
                 self.back.set()
@@ -110,7 +129,7 @@ class Load:
         """Count a log as missing from now on until it acknowledges again; those that rest write at once."""
         self.killed_at, self.missing = now, len(self.writers)
         for writer in self.writers:
-            writer.due = 0.0
+            writer.hurry(0.0)
 
 
 class Outcome(NamedTuple):

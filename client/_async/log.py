@@ -17,6 +17,7 @@ from ..log import (
     POLL_BYTES,
     POLL_RECORDS,
     POLL_WAIT_S,
+    Appended,
     Bounds,
     Place,
     applied_call,
@@ -36,10 +37,10 @@ from ..log import (
     truncate_call,
 )
 from ..numbering import epoch_of, producer_number
-from ..sequences import STALE
+from ..sequences import STALE, Ticket
 from ..tail import TAIL_WAIT_S, Cursor, Tailed
 from ..upload import WHOLE_BYTES, check_size
-from .caller import Caller, Done
+from .caller import Caller
 from .producer import EpochWriter, Producer
 
 
@@ -56,8 +57,8 @@ class LogVerbs(ABC):
     @abstractmethod
     async def _send(
         self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
-    ) -> tuple[Done, int]:  # fmt: skip
-        """Append one record; return what came of its frame, and the record's number in that."""
+    ) -> tuple[Appended, int, Ticket | None]:
+        """Append one record; return what came of its frame, the record's number in that, and the frame's ticket."""
 
     @abstractmethod
     async def _send_many(
@@ -68,8 +69,8 @@ class LogVerbs(ABC):
         command: bytes,
         keys: Iterable[bytes] | None,
         at: int | None,
-    ) -> Done:
-        """Append records as one frame."""
+    ) -> tuple[Appended, Ticket | None]:
+        """Append records as one frame; return what came of that, and its ticket."""
 
     @abstractmethod
     async def _upload(
@@ -139,10 +140,12 @@ class LogVerbs(ABC):
             return await self._upload(metadata, view, size, timeout, await self._zstd(compress), APPEND_COMMAND)
         if payload is not None and len(payload) >= SMALLEST and await self._zstd(compress):
             metadata, payload = encode(metadata, payload)
-        done, position = await self._send(metadata, payload, timeout, flags)
+        appended, position, ticket = await self._send(metadata, payload, timeout, flags)
         if reply == "append":
-            return Place(*done.place)
-        first = done.first if reply_from is None else await self._reply_of(done, reply_from, timeout)
+            return Place(*appended.place)
+        first = appended.first
+        if reply_from is not None and ticket is not None:
+            first = await self._reply_of(ticket, reply_from, timeout, first)
         return first + position if first >= 0 else -1
 
     async def append_stream(
@@ -198,9 +201,11 @@ class LogVerbs(ABC):
             option = _any_large(records) and await self._zstd(None)
         if wants(compress, bool(option)):
             records = [pair if (body := pair[1]) is None else encode(pair[0], body) for pair in records]
-        done = await self._send_many(records, timeout, flags, command, keys, at)
-        first = done.first if reply_from is None else await self._reply_of(done, reply_from, timeout)
-        return offsets_of(first, done.given)
+        appended, ticket = await self._send_many(records, timeout, flags, command, keys, at)
+        first = appended.first
+        if reply_from is not None and ticket is not None:
+            first = await self._reply_of(ticket, reply_from, timeout, first)
+        return offsets_of(first, appended.given)
 
     async def _zstd(self, compress: str | None) -> bool:
         """Return whether payloads are to be compressed; asks for the log's option if need be."""
@@ -211,12 +216,10 @@ class LogVerbs(ABC):
             option = self.yard.compresses(self.name)
         return wants(compress, bool(option))
 
-    async def _reply_of(self, done: Done, node: int, timeout: float | None) -> int:
-        """Return the first offset as a member answers it, when it has applied the command."""
-        if done.numbers is None:
-            return done.first
+    async def _reply_of(self, ticket: Ticket, node: int, timeout: float | None, first: int) -> int:
+        """Return the first offset as a member answers it, when it has applied the frame; `first`: as the leader did."""
         wait = self.yard.timeout if timeout is None else timeout
-        call = reply_call(self.name, done.numbers.session, done.sequence, node, wait)
+        call = reply_call(self.name, ticket[0].session, ticket[1], node, wait)
         try:
             answer: bytes = await self.yard.run(call, wait)
             return int(REPLY.unpack_from(answer)[0])
@@ -224,7 +227,7 @@ class LogVerbs(ABC):
             if error.code != STALE:
                 raise
         # It has applied so much more that it does not remember: the leader's answer is its own.
-        return done.first
+        return first
 
     # Reads.
 

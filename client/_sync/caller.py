@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..admin import Call, T
-from ..sequences import Sequences
 
 
 class Caller(Protocol):
@@ -37,14 +36,3 @@ class Caller(Protocol):
 
     def snapshot(self, names: list[str], node: int | None = None) -> dict[int, Any]:
         """Snapshot groups."""
-
-
-class Done(Protocol):
-    """Records that were appended: `first` is the offset of the first one, `given` how many have one. `place` is where
-    the command lies, `numbers` and `sequence` the session and the number that it had."""
-
-    first: int
-    given: int
-    place: tuple[int, int]
-    numbers: Sequences | None
-    sequence: int

@@ -19,7 +19,8 @@ from logyard.protocol.kv import Bodies, bodies_of
 
 from ..admin import plain
 from ..kv_requests import Command, check_consistency, fetch_call
-from ..sequences import Sequences, Ticket
+from ..log import Appended, appended
+from ..sequences import Ticket
 from .caller import Caller
 from .kv import KVVerbs
 from .log import LogVerbs
@@ -42,19 +43,6 @@ class Appends(Caller, Protocol):
         """Send a frame that has a session's number, or none; return the machine's reply."""
 
 
-class Done:
-    """What came of a frame: see `caller.Done`."""
-
-    __slots__ = ("first", "given", "place", "numbers", "sequence")
-
-    def __init__(self) -> None:
-        self.first = -1
-        self.given = 0
-        self.place = (0, 0)
-        self.numbers: Sequences | None = None
-        self.sequence = 0
-
-
 class FramedLog(LogVerbs):
     """An append log."""
 
@@ -64,10 +52,11 @@ class FramedLog(LogVerbs):
 
     def _send(
         self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
-    ) -> tuple[Done, int]:  # fmt: skip
+    ) -> tuple[Appended, int, Ticket | None]:
         frame = Frame()
         frame.put(metadata, payload)
-        return self._ask(frame, timeout, flags), 0
+        reply, ticket = self.yard.append(self.name, frame, timeout, flags | FOR_LOG)
+        return appended(self.name, flags, reply), 0, ticket
 
     def _send_many(
         self,
@@ -77,22 +66,11 @@ class FramedLog(LogVerbs):
         command: bytes,
         keys: Iterable[bytes] | None,
         at: int | None,
-    ) -> Done:
+    ) -> tuple[Appended, Ticket | None]:
         frame = Frame(at, command)
         frame.put_many(records, keys)
-        return self._ask(frame, timeout, flags)
-
-    def _ask(self, frame: Frame, timeout: float | None, flags: int) -> Done:
         reply, ticket = self.yard.append(self.name, frame, timeout, flags | FOR_LOG)
-        done = Done()
-        mode = flags & wire.REPLY_MODE
-        if mode == wire.REPLY_APPEND:
-            done.place = wire.PLACE.unpack(reply)
-        elif mode != wire.REPLY_NONE:
-            done.first, done.given = _counted(self.name, reply, "an append log's")
-        if ticket is not None:
-            done.numbers, done.sequence = ticket
-        return done
+        return appended(self.name, flags, reply), ticket
 
 
 class FramedKV(KVVerbs):
@@ -139,7 +117,8 @@ class FramedQueue(QueueVerbs):
         frame = Frame(None, command)
         frame.put_many(messages)
         reply, _ = self.yard.append(self.name, frame, timeout, FOR_QUEUE)
-        return _counted(self.name, reply, "a queue's")
+        found = appended(self.name, 0, reply, "a queue's")
+        return found.first, found.given
 
 
 class FramedMachine(MachineVerbs):
@@ -167,11 +146,3 @@ class CommandFrame(Frame):
     def _region(self) -> bytes:
         # As it was given: what it begins with has no meaning but its machine's.
         return self.command
-
-
-def _counted(name: str, reply: bytes, whose: str) -> tuple[int, int]:
-    """Return the first number that a reply names, and how many there are."""
-    if len(reply) != wire.REPLY.size:
-        raise LogyardError(f"{name}: the machine's answer is not {whose}")
-    first, count = wire.REPLY.unpack(reply)
-    return first, count

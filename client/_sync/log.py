@@ -18,6 +18,7 @@ from ..log import (
     POLL_BYTES,
     POLL_RECORDS,
     POLL_WAIT_S,
+    Appended,
     Bounds,
     Place,
     applied_call,
@@ -37,10 +38,10 @@ from ..log import (
     truncate_call,
 )
 from ..numbering import epoch_of, producer_number
-from ..sequences import STALE
+from ..sequences import STALE, Ticket
 from ..tail import TAIL_WAIT_S, Cursor, Tailed
 from ..upload import WHOLE_BYTES, check_size
-from .caller import Caller, Done
+from .caller import Caller
 from .producer import EpochWriter, Producer
 
 
@@ -57,8 +58,8 @@ class LogVerbs(ABC):
     @abstractmethod
     def _send(
         self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
-    ) -> tuple[Done, int]:  # fmt: skip
-        """Append one record; return what came of its frame, and the record's number in that."""
+    ) -> tuple[Appended, int, Ticket | None]:
+        """Append one record; return what came of its frame, the record's number in that, and the frame's ticket."""
 
     @abstractmethod
     def _send_many(
@@ -69,8 +70,8 @@ class LogVerbs(ABC):
         command: bytes,
         keys: Iterable[bytes] | None,
         at: int | None,
-    ) -> Done:
-        """Append records as one frame."""
+    ) -> tuple[Appended, Ticket | None]:
+        """Append records as one frame; return what came of that, and its ticket."""
 
     @abstractmethod
     def _upload(
@@ -140,10 +141,12 @@ class LogVerbs(ABC):
             return self._upload(metadata, view, size, timeout, self._zstd(compress), APPEND_COMMAND)
         if payload is not None and len(payload) >= SMALLEST and self._zstd(compress):
             metadata, payload = encode(metadata, payload)
-        done, position = self._send(metadata, payload, timeout, flags)
+        appended, position, ticket = self._send(metadata, payload, timeout, flags)
         if reply == "append":
-            return Place(*done.place)
-        first = done.first if reply_from is None else self._reply_of(done, reply_from, timeout)
+            return Place(*appended.place)
+        first = appended.first
+        if reply_from is not None and ticket is not None:
+            first = self._reply_of(ticket, reply_from, timeout, first)
         return first + position if first >= 0 else -1
 
     def append_stream(
@@ -199,9 +202,11 @@ class LogVerbs(ABC):
             option = _any_large(records) and self._zstd(None)
         if wants(compress, bool(option)):
             records = [pair if (body := pair[1]) is None else encode(pair[0], body) for pair in records]
-        done = self._send_many(records, timeout, flags, command, keys, at)
-        first = done.first if reply_from is None else self._reply_of(done, reply_from, timeout)
-        return offsets_of(first, done.given)
+        appended, ticket = self._send_many(records, timeout, flags, command, keys, at)
+        first = appended.first
+        if reply_from is not None and ticket is not None:
+            first = self._reply_of(ticket, reply_from, timeout, first)
+        return offsets_of(first, appended.given)
 
     def _zstd(self, compress: str | None) -> bool:
         """Return whether payloads are to be compressed; asks for the log's option if need be."""
@@ -212,12 +217,10 @@ class LogVerbs(ABC):
             option = self.yard.compresses(self.name)
         return wants(compress, bool(option))
 
-    def _reply_of(self, done: Done, node: int, timeout: float | None) -> int:
-        """Return the first offset as a member answers it, when it has applied the command."""
-        if done.numbers is None:
-            return done.first
+    def _reply_of(self, ticket: Ticket, node: int, timeout: float | None, first: int) -> int:
+        """Return the first offset as a member answers it, when it has applied the frame; `first`: as the leader did."""
         wait = self.yard.timeout if timeout is None else timeout
-        call = reply_call(self.name, done.numbers.session, done.sequence, node, wait)
+        call = reply_call(self.name, ticket[0].session, ticket[1], node, wait)
         try:
             answer: bytes = self.yard.run(call, wait)
             return int(REPLY.unpack_from(answer)[0])
@@ -225,7 +228,7 @@ class LogVerbs(ABC):
             if error.code != STALE:
                 raise
         # It has applied so much more that it does not remember: the leader's answer is its own.
-        return done.first
+        return first
 
     # Reads.
 

@@ -16,6 +16,7 @@ from typing import Any
 import trio
 
 from logyard.protocol.errors import Busy, LogyardError, NotLeader
+from logyard.protocol.pending import PendingReply
 
 from ..raft.core import LEADER
 from ..replica.leadership import wait
@@ -50,7 +51,7 @@ class FollowerReads:
         # By group: when its last round began (s, the loop's clock), and the index it brought.
         self._known: dict[int, tuple[float, int]] = {}
         self._rounds: dict[int, trio.Event] = {}
-        self._asked: dict[int, tuple[trio.Event, list[Mapping[str, Any]]]] = {}
+        self._asked: dict[int, PendingReply[Mapping[str, Any]]] = {}
         self._next = 0
         self._answering = 0
 
@@ -96,17 +97,18 @@ class FollowerReads:
             except NotLeader:
                 raise Busy("a leader of the group", RETRY_S) from None
         self._next += 1
-        request, answered, answer = self._next, trio.Event(), []  # type: int, trio.Event, list[Mapping[str, Any]]
-        self._asked[request] = answered, answer
+        request = self._next
+        pending: PendingReply[Mapping[str, Any]] = PendingReply()
+        self._asked[request] = pending
         try:
             if not leader or not self._send_blob(leader, READ_ASK, request, {"uid": member.uid}):
                 raise Busy("a leader of the group", RETRY_S)
-            await answered.wait()
+            answer = await pending.wait(trio.Event)
         finally:
             del self._asked[request]
-        if answer[0]["error"] is not None:
-            raise Busy(f"a leader's word on what is committed ({answer[0]['error']})", RETRY_S)
-        index: int = answer[0]["index"]
+        if answer["error"] is not None:
+            raise Busy(f"a leader's word on what is committed ({answer['error']})", RETRY_S)
+        index: int = answer["index"]
         return index
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
@@ -118,9 +120,7 @@ class FollowerReads:
             else:
                 self._say(node, request, header["uid"], 0, "too many ask")
         elif request in self._asked:
-            answered, answer = self._asked[request]
-            answer.append(header)
-            answered.set()
+            self._asked[request].set(header)
 
     async def _answer(self, node: int, request: int, uid: int) -> None:
         index, error = 0, None

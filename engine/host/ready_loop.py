@@ -278,14 +278,14 @@ class ReadyLoop:
                 messages.extend(ready.after)
         if ready.reads and member.reads:
             for context, index in ready.reads:
-                done = member.reads.pop(context, None)
-                if done is not None:
-                    done(None, index)
+                pending = member.reads.pop(context, None)
+                if pending is not None:
+                    pending.set(index)
         if ready.failed_reads and member.reads:
             for context in ready.failed_reads:
-                done = member.reads.pop(context, None)
-                if done is not None:
-                    done(NotLeader(raft.leader), 0)
+                pending = member.reads.pop(context, None)
+                if pending is not None:
+                    pending.fail(NotLeader(raft.leader))
         # Whether it is quiet is asked at the next tick: asking now would cost more than the tick.
         self._active.add(member)
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import trio
 
 from logyard.protocol.errors import Corrupt, LogyardError
+from logyard.protocol.pending import PendingReply
 
 from ..entry import Entry
 from ..log import checkpoint_rows as rows
@@ -460,7 +461,7 @@ class MendTurns:
         self._live = live
         self._find = find
         self._send = send
-        self._asked: dict[int, tuple[trio.Event, list[bool]]] = {}
+        self._asked: dict[int, PendingReply[bool]] = {}
         self._next = 0
         # By uid: who may, until when.
         self._turns: dict[int, tuple[int, float]] = {}
@@ -474,15 +475,16 @@ class MendTurns:
         if member.raft.role == LEADER:
             return self._allow(member, self._node_id, first)
         self._next += 1
-        request, answered, answer = self._next, trio.Event(), [False]
-        self._asked[request] = answered, answer
+        request = self._next
+        pending: PendingReply[bool] = PendingReply()
+        self._asked[request] = pending
         try:
             if leader and self._send(leader, MEND_ASK, request, {"uid": member.uid, "first": first}):
                 with trio.move_on_after(ANSWER_S):
-                    await answered.wait()
+                    return await pending.wait(trio.Event)
+            return False
         finally:
             del self._asked[request]
-        return answer[0]
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
         """Take the question of another node, or its answer."""
@@ -491,9 +493,7 @@ class MendTurns:
             ok = member is not None and self._allow(member, node, header["first"])
             self._send(node, MEND_TURN, request, {"ok": ok})
         elif request in self._asked:
-            answered, answer = self._asked[request]
-            answer[0] = header["ok"]
-            answered.set()
+            self._asked[request].set(header["ok"])
 
     def _allow(self, member: Member, node: int, first: int) -> bool:
         raft, now = member.raft, trio.current_time()

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import trio
 
 from logyard.protocol.errors import Busy, Corrupt, LogyardError, NotLeader
+from logyard.protocol.pending import OK
 
 from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of, timestamp_of
 from ..machine import Batch, Context, Frame, Reject
 from .apply import context_of, run_machine
 from .effects import Effects
 from .member import DELETED, RUNNING, Member
-from .proposals import OK, Pending
+from .proposals import Proposal
 from .quarantine import Log, Quarantine
 from .sessions import apply_next
 
@@ -155,11 +156,11 @@ class Applier:
         if owed.term != entry.term:
             _fail(owed.frames, NotLeader(member.raft.leader))
             return
-        for pending, reply in zip(owed.frames, batch.replies, strict=True):
+        for proposal, reply in zip(owed.frames, batch.replies, strict=True):
             if isinstance(reply, Reject):
-                pending.answer(reply)
+                proposal.answer(reply)
             else:
-                pending.sink.reply(pending.request, OK, reply)
+                proposal.sink.reply(proposal.request, OK, reply)
 
     def apply_again(self, member: Member, entry: Entry) -> None:
         """Apply an entry of commands anew after a fault, or for a machine that is built anew, without what was
@@ -187,6 +188,6 @@ class Applier:
             self._host.sessions_began(member)
 
 
-def _fail(frames: Sequence[Pending], error: LogyardError) -> None:
-    for pending in frames:
-        pending.fail(error)
+def _fail(frames: Sequence[Proposal], error: LogyardError) -> None:
+    for proposal in frames:
+        proposal.fail(error)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.pending import FAILED, Sink
 
 from ..machine import (
     Append,
@@ -31,7 +32,6 @@ from ..machine import (
 from ..raft.core import LEADER
 from .apply import REPLICATED
 from .member import RUNNING, Member
-from .proposals import FAILED, Sink
 
 log = logging.getLogger(__name__)
 

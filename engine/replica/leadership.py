@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import trio
 
-from logyard.protocol.errors import LogyardError, NotLeader, Refused
+from logyard.protocol.errors import NotLeader, Refused
+from logyard.protocol.pending import PendingReply
 
 from ..raft.core import LEADER
 from .member import Member
@@ -61,23 +62,14 @@ class Leadership:
         member.check_running()
         self._contexts += 1
         context = self._contexts
-        event = trio.Event()
-        outcome: list[tuple[LogyardError | None, int]] = []
-
-        def done(error: LogyardError | None, index: int) -> None:
-            outcome.append((error, index))
-            event.set()
-
+        pending: PendingReply[int] = PendingReply()
         member.raft.read(context)
-        member.add_read(context, done)
+        member.add_read(context, pending)
         self._mark(member)
         try:
-            await event.wait()
+            index = await pending.wait(trio.Event)
         finally:
             member.drop_read(context)
-        error, index = outcome[0]
-        if error is not None:
-            raise error
         await wait(member, lambda: member.raft.applied >= index)
         return index
 

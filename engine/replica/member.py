@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logyard.protocol.errors import GroupStopped, LogyardError, NotLeader, Unknown
+from logyard.protocol.errors import GroupStopped, NotLeader, Unknown
+from logyard.protocol.pending import PendingReply
 
 from ..entry import Entry, records_in
 from ..log.meta_rows import SegmentRun, cut_runs
@@ -109,7 +110,7 @@ class Member(Replicated):
         # The index of the snapshot in the meta store; ahead of `snapshot_index` while one is being installed.
         self.snapshot_stored = 0
         self.waiters: list[tuple[Callable[[], bool], Callable[[], None]]] | None = None
-        self.reads: dict[int, Callable[[LogyardError | None, int], None]] | None = None
+        self.reads: dict[int, PendingReply[int]] | None = None
         self.transfers: set[int] | None = None
         # By node, the messages that wait for the disk (`outbound`).
         self.slow_sends: dict[int, list[Message]] | None = None
@@ -204,8 +205,8 @@ class Member(Replicated):
         self.proposals.fail(error)
         lost = f"group {self.spec.name!r} stopped while the command was under way: {reason}"
         self.proposals.fail_proposed(Unknown(lost))
-        for done in list((self.reads or {}).values()):
-            done(error, 0)
+        for pending in list((self.reads or {}).values()):
+            pending.fail(error)
         self.reads = None
         self.wake()
 
@@ -225,8 +226,8 @@ class Member(Replicated):
         self.proposals.fail(error)
         lost = f"group {self.spec.name!r} halted while the command was under way: {reason}"
         self.proposals.fail_proposed(Unknown(lost))
-        for done in list((self.reads or {}).values()):
-            done(error, 0)
+        for pending in list((self.reads or {}).values()):
+            pending.fail(error)
         self.reads = None
         self.wake()
 
@@ -312,11 +313,11 @@ class Member(Replicated):
         if self.waiters:
             self.waiters = [one for one in self.waiters if one is not pair] or None
 
-    def add_read(self, context: int, done: Callable[[LogyardError | None, int], None]) -> None:
-        """Call `done` when the core has answered the read `context`."""
+    def add_read(self, context: int, pending: PendingReply[int]) -> None:
+        """Settle `pending` with the index when the core has answered the read `context`."""
         if self.reads is None:
             self.reads = {}
-        self.reads[context] = done
+        self.reads[context] = pending
 
     def drop_read(self, context: int) -> None:
         """Forget a read, answered or not."""

@@ -16,38 +16,19 @@ from typing import NamedTuple, Protocol
 
 from logyard.protocol.errors import Busy, LogyardError, encode_error
 from logyard.protocol.frame import FRAME_SESSION, FRAME_SESSION_AT
+from logyard.protocol.pending import DROP, FAILED, OK, Sink
 
 from ..entry import FRAMES_MAX, Entry, build_commands, build_system
 from ..machine import Reject
 from ..raft.core import Raft
 from .sessions import Sessions
 
-OK = 0
-FAILED = 1
 PLACE = struct.Struct("<QQ")
 """index, term: the early answer to a command."""
 LOW_BATCH = 16
 """Low-priority frames that are let through at a time (Ra's flush of its low-priority queue)."""
 LOW_TURNS = 64
 """Turns after which some are let through although others wait: low priority is not never."""
-
-
-class Sink(Protocol):
-    """Where replies go: a connection, or an embedded caller. Called in a turn of the loop, never blocks."""
-
-    def reply(self, request: int, status: int, data: bytes) -> None:
-        """Take the answer to one frame: status OK and the machine's reply, or FAILED and an encoded error."""
-        ...
-
-
-class Dropped:
-    """A sink for what nobody waits for."""
-
-    def reply(self, request: int, status: int, data: bytes) -> None:
-        """Do nothing: nobody waits."""
-
-
-DROP = Dropped()
 
 
 class Admission(Protocol):
@@ -78,7 +59,7 @@ class CommandRejected(LogyardError):
         self.code = reject.code
 
 
-class Pending:
+class Proposal:
     """A frame, from its admission until its one reply.
 
     `sink` gets the reply: the client's own sink, or this object where there is more to do than to tell it: a session's
@@ -108,7 +89,7 @@ class Pending:
     def _intercept(self) -> None:
         self._client: Sink | None = self.sink
         self._copies: list[tuple[Sink, int]] | None = None
-        self._under_way: dict[tuple[int, int], Pending] | None = None
+        self._under_way: dict[tuple[int, int], Proposal] | None = None
         self._place: bytes | None = None
         self.sink = self
 
@@ -118,7 +99,7 @@ class Pending:
         self._intercept()
         self._place = b""
 
-    def share(self, key: tuple[int, int], under_way: dict[tuple[int, int], Pending]) -> None:
+    def share(self, key: tuple[int, int], under_way: dict[tuple[int, int], Proposal]) -> None:
         """Stand for everybody who sends the same frame, `key`, until it is answered."""
         if self.sink is not self:
             self._intercept()
@@ -126,7 +107,7 @@ class Pending:
         self._under_way = under_way
         under_way[key] = self
 
-    def join(self, copy: Pending) -> None:
+    def join(self, copy: Proposal) -> None:
         """Tell the sender of a copy as well. Its bytes are let go of."""
         if self._copies is None:
             self._copies = []
@@ -164,7 +145,7 @@ class Owed(NamedTuple):
 
     term: int
     size: int
-    frames: list[Pending]
+    frames: list[Proposal]
 
 
 class Shape(NamedTuple):
@@ -188,22 +169,22 @@ class ProposalQueue:
     def __init__(self, raft: Raft, admission: Admission) -> None:
         self.raft = raft
         self.admission = admission
-        self.queue: deque[Pending] | None = None
+        self.queue: deque[Proposal] | None = None
         self.queue_bytes = 0
         # By index, the replies owed for entries that this member proposed as leader.
         self.waiting: dict[int, Owed] | None = None
         self.inflight_bytes = 0
         # Commands of the engine's own: not in the budget of clients, proposed before them, in entries of their own.
-        self.own: list[Pending] | None = None
+        self.own: list[Proposal] | None = None
         # Frames of sessions are queued, and which of them are proposed and not answered.
         self.guarded = False
-        self.under_way: dict[tuple[int, int], Pending] | None = None
+        self.under_way: dict[tuple[int, int], Proposal] | None = None
         # Something that waits may use the reserved share of the budgets.
         self.urgent = False
         # Frames of low priority, and how many turns they have waited; frames to be answered when they are on disk here.
-        self.low: deque[Pending] | None = None
+        self.low: deque[Proposal] | None = None
         self.low_waited = 0
-        self.early: list[tuple[int, int, Pending]] | None = None
+        self.early: list[tuple[int, int, Proposal]] | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -224,19 +205,19 @@ class ProposalQueue:
         self.admission.admit(self, size, reserved)
         if reserved:
             self.urgent = True
-        pending = Pending(frame, sink, request, records)
+        proposal = Proposal(frame, sink, request, records)
         if early:
-            pending.answer_early()
+            proposal.answer_early()
             if self.early is None:
                 self.early = []
         if low:
             if self.low is None:
                 self.low = deque()
-            self.low.append(pending)
+            self.low.append(proposal)
         elif self.queue is None:
-            self.queue = deque((pending,))
+            self.queue = deque((proposal,))
         else:
-            self.queue.append(pending)
+            self.queue.append(proposal)
         if session:
             self.guarded = True
         self.queue_bytes += size
@@ -245,7 +226,7 @@ class ProposalQueue:
         """Queue a command of the engine's own."""
         if self.own is None:
             self.own = []
-        self.own.append(Pending(frame, sink, request, 1))
+        self.own.append(Proposal(frame, sink, request, 1))
 
     def let_low(self) -> bool:
         """Let frames of low priority join the queue when nothing else waits, a few at a time; and now and then anyway.
@@ -282,11 +263,11 @@ class ProposalQueue:
         under_way = self.under_way
         if under_way is None:
             under_way = self.under_way = {}
-        fresh: deque[Pending] = deque()
-        for pending in queue:
-            session, sequence = key = FRAME_SESSION.unpack_from(pending.frame, FRAME_SESSION_AT)
+        fresh: deque[Proposal] = deque()
+        for proposal in queue:
+            session, sequence = key = FRAME_SESSION.unpack_from(proposal.frame, FRAME_SESSION_AT)
             if not session:
-                fresh.append(pending)
+                fresh.append(proposal)
                 continue
             reply = None
             if table is not None and session in table.by_id:
@@ -294,16 +275,16 @@ class ProposalQueue:
                 reply = table.known(session, sequence)
             first = under_way.get(key)
             if reply is None and first is None:
-                pending.share(key, under_way)
-                fresh.append(pending)
+                proposal.share(key, under_way)
+                fresh.append(proposal)
                 continue
-            size = len(pending.frame)
+            size = len(proposal.frame)
             self.queue_bytes -= size
             self.admission.drop(size)
             if reply is not None:
-                pending.answer(reply)
+                proposal.answer(reply)
             elif first is not None:
-                first.join(pending)
+                first.join(proposal)
         self.queue = fresh or None
         return bool(fresh)
 
@@ -312,7 +293,7 @@ class ProposalQueue:
         raft, admission, queue = self.raft, self.admission, self.queue
         limit, records_max, keep, refused = shape
         while queue:
-            frames: list[Pending] = []
+            frames: list[Proposal] = []
             size = records = 0
             while queue and (
                 not frames
@@ -322,29 +303,29 @@ class ProposalQueue:
                     and len(frames) < FRAMES_MAX
                 )
             ):
-                pending = queue.popleft()
-                frames.append(pending)
-                size += len(pending.frame)
-                records += pending.records
+                proposal = queue.popleft()
+                frames.append(proposal)
+                size += len(proposal.frame)
+                records += proposal.records
             self.queue_bytes -= size
             admission.unqueue(size)
             index = raft.log.last_index + 1
-            entry = build_commands(raft.uid, index, raft.term, now, [pending.frame for pending in frames])
+            entry = build_commands(raft.uid, index, raft.term, now, [proposal.frame for proposal in frames])
             try:
                 raft.propose(entry, self.urgent)
             except LogyardError as error:
                 admission.settle(size)
                 if isinstance(error, Busy):
                     refused(error.cause)
-                for pending in frames:
-                    pending.fail(error)
+                for proposal in frames:
+                    proposal.fail(error)
                 continue
             if self.waiting is None:
                 self.waiting = {}
             self.waiting[index] = Owed(raft.term, size, frames)
             self.inflight_bytes += size
             if self.early is not None:
-                self.early += [(index, raft.term, pending) for pending in frames if pending.proposed(index, raft.term)]
+                self.early += [(index, raft.term, one) for one in frames if one.proposed(index, raft.term)]
             keep(entry)
         self.queue = None
         self.urgent = False
@@ -356,12 +337,12 @@ class ProposalQueue:
         for at in range(0, len(queue), FRAMES_MAX):
             frames = queue[at : at + FRAMES_MAX]
             index = raft.log.last_index + 1
-            entry = build_system(index, raft.term, now, [pending.frame for pending in frames])
+            entry = build_system(index, raft.term, now, [proposal.frame for proposal in frames])
             try:
                 raft.propose(entry, True)
             except LogyardError as error:
-                for pending in frames:
-                    pending.fail(error)
+                for proposal in frames:
+                    proposal.fail(error)
                 continue
             if self.waiting is None:
                 self.waiting = {}
@@ -370,11 +351,11 @@ class ProposalQueue:
     def durable(self) -> None:
         """Answer the early frames whose entry is on this node's disk now."""
         log, waiting = self.raft.log, []
-        for index, term, pending in self.early or ():
+        for index, term, proposal in self.early or ():
             if index > log.stable:
-                waiting.append((index, term, pending))
+                waiting.append((index, term, proposal))
             elif log.term(index) == term:
-                pending.durable()
+                proposal.durable()
         self.early = waiting
 
     def settle(self, index: int) -> Owed | None:
@@ -394,8 +375,8 @@ class ProposalQueue:
         self.guarded = False
         own, self.own = self.own, None
         low, self.low = self.low, None
-        for pending in (*(own or ()), *(queue or ()), *(low or ())):
-            pending.fail(error)
+        for proposal in (*(own or ()), *(queue or ()), *(low or ())):
+            proposal.fail(error)
 
     def fail_proposed(self, error: LogyardError, first: int = 0) -> None:
         """Answer everything that was proposed from index `first` on with `error`."""
@@ -404,5 +385,5 @@ class ProposalQueue:
         for index in [index for index in self.waiting if index >= first]:
             owed = self.settle(index)
             assert owed is not None
-            for pending in owed.frames:
-                pending.fail(error)
+            for proposal in owed.frames:
+                proposal.fail(error)

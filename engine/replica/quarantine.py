@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from logyard.protocol.errors import Busy, Corrupt, GroupStopped, NotLeader, Refused
 from logyard.protocol.frame import SYSTEM
+from logyard.protocol.pending import Sink
 
 from ..entry import COMMANDS, Entry, Frame, frames_of, is_guarded, system_command
 from ..machine import Machine
@@ -22,7 +23,6 @@ from ..snapshot.format import Snapshot
 from . import snapshot_sections
 from .apply import UnknownVersion
 from .member import HALTED, RUNNING, Halt, Member
-from .proposals import Sink
 from .sessions import CommandFault
 
 log = logging.getLogger(__name__)

@@ -10,40 +10,17 @@ from collections.abc import Callable, Mapping
 
 import trio
 
-from logyard.protocol.errors import BadRequest, Busy, GroupStopped, NotLeader, UnknownGroup, decode_error
+from logyard.protocol.errors import BadRequest, Busy, GroupStopped, NotLeader, UnknownGroup
 from logyard.protocol.frame import PIECE, PIECE_BYTES_MAX, check_frame
+from logyard.protocol.pending import DROP, PendingReply, Sink
 
 from ..config import SystemConfig
 from ..entry import encode_system
 from ..raft.core import LEADER
 from .member import RUNNING, Member
-from .proposals import DROP, Sink
 
 UPLOADS_FULL_S = 0.5
 """Until unfinished uploads may have ended: seconds, as they are of many pieces each."""
-
-
-class Answer:
-    """The sink of a caller inside this process: one frame's outcome, awaited. It is given once, in a turn."""
-
-    __slots__ = ("_event", "_status", "_data")
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-        self._status = 0
-        self._data = b""
-
-    def reply(self, request: int, status: int, data: bytes) -> None:
-        """Take the answer; called once, in a turn."""
-        self._status, self._data = status, data
-        self._event.set()
-
-    async def wait(self) -> bytes:
-        """Return the machine's reply. Raises the error that came instead."""
-        await self._event.wait()
-        if self._status:
-            raise decode_error(self._data)
-        return self._data
 
 
 def check_leader(member: Member) -> None:
@@ -132,6 +109,6 @@ class Submit:
 
     async def commit(self, member: Member, name: str, *arguments: object) -> bytes:
         """Return the reply of a command of the engine's own, committed and applied. Raises what refuses it."""
-        answer = Answer()
-        self.propose(member, name, *arguments, sink=answer)
-        return await answer.wait()
+        pending: PendingReply[bytes] = PendingReply()
+        self.propose(member, name, *arguments, sink=pending)
+        return await pending.wait(trio.Event)

@@ -15,6 +15,7 @@ import trio
 import xxhash
 
 from logyard.protocol.errors import Corrupt, LogyardError
+from logyard.protocol.pending import PendingReply
 
 from ..config import SystemConfig
 from ..entry import parse_entry, unit_hash, units_of
@@ -149,24 +150,6 @@ class Pace:
         return self._free_at - now
 
 
-class Question:
-    """One pull that waits for its answer."""
-
-    __slots__ = ("node", "answered", "header", "body")
-
-    def __init__(self, node: int) -> None:
-        self.node = node
-        self.answered = trio.Event()
-        self.header: Mapping[str, Any] | None = None
-        self.body: bytes | memoryview = b""
-
-    def answer(self, header: Mapping[str, Any], body: bytes | memoryview) -> None:
-        """Take the answer; the first one counts."""
-        if not self.answered.is_set():
-            self.header, self.body = header, body
-            self.answered.set()
-
-
 class Pulls:
     """The questions of this node. `live`: the nodes that are up, this one among them, kept by whoever knows."""
 
@@ -180,19 +163,20 @@ class Pulls:
         self._live = live
         self._send = send
         self._next = 0
-        self._questions: dict[int, Question] = {}
+        # Whom each is for, and what waits for its header and its body.
+        self._questions: dict[int, tuple[int, PendingReply[tuple[Mapping[str, Any], bytes | memoryview]]]] = {}
 
     def on_piece(self, node: int, request: int, header: Mapping[str, Any], body: bytes | memoryview) -> None:
         """Take an answer; one that nobody waits for is dropped."""
-        question = self._questions.get(request)
-        if question is not None and question.node == node:
-            question.answer(header, body)
+        asked, pending = self._questions.get(request, (0, None))
+        if pending is not None and asked == node:
+            pending.set((header, body))
 
     def on_link_lost(self, node: int) -> None:
         """End the questions to a node: they may never be answered."""
-        for question in self._questions.values():
-            if question.node == node:
-                question.answered.set()
+        for asked, pending in self._questions.values():
+            if asked == node:
+                pending.cut(LogyardError(f"node {node} does not answer"))
 
     async def ask(
         self, node: int, uid: int, index: int, ranges: Sequence[Range] = (), chunks: Sequence[bytes] = ()
@@ -202,7 +186,8 @@ class Pulls:
         config = self._config
         self._next += 1
         request = self._next
-        question = self._questions[request] = Question(node)
+        pending: PendingReply[tuple[Mapping[str, Any], bytes | memoryview]] = PendingReply()
+        self._questions[request] = node, pending
         header = {
             "uid": uid, "index": index, "ranges": [list(one) for one in ranges], "chunks": list(chunks),
             "limit": config.snapshot_piece_bytes,
@@ -212,14 +197,15 @@ class Pulls:
             if not self._send(node, SNAPSHOT_PULL, request, header):
                 raise LogyardError(f"the link to node {node} is down or full")
             with trio.move_on_after(patience):
-                await question.answered.wait()
-            if question.header is None:
+                await pending.wait(trio.Event)
+            if not pending.done:
                 raise LogyardError(f"node {node} does not answer")
-            if question.header["uid"] != uid:
-                raise Corrupt(f"an answer of node {node}", 0, f"group {uid:016x}", question.header["uid"])
-            if question.header["error"]:
-                raise LogyardError(f"node {node}: {question.header['error']}")
-            piece = read_piece(uid, ranges, chunks, question.header, question.body)
+            found, body = pending.result()
+            if found["uid"] != uid:
+                raise Corrupt(f"an answer of node {node}", 0, f"group {uid:016x}", found["uid"])
+            if found["error"]:
+                raise LogyardError(f"node {node}: {found['error']}")
+            piece = read_piece(uid, ranges, chunks, found, body)
         except LogyardError:
             self.failed += 1
             raise

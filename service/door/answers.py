@@ -40,7 +40,7 @@ def give_back() -> None:
         found()
 
 
-class Answers:
+class AnswerBytes:
     """`used` bytes of `limit`: taken and not computed yet, or not sent."""
 
     __slots__ = ("limit", "used", "waiting", "changed")

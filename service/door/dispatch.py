@@ -10,10 +10,10 @@ from types import CoroutineType, MappingProxyType
 from typing import Any, Protocol
 
 from logyard.engine.replica.delivery import SessionSink
-from logyard.engine.replica.proposals import Sink
 from logyard.engine.types import Buffer
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup, error_value
+from logyard.protocol.pending import Sink
 from logyard.protocol.verbs import LATEST, NAME, VERBS, Verb, text
 
 from .kv_calls import KV_CALLS, HasKv

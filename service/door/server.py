@@ -28,7 +28,7 @@ from logyard.protocol.tls import CLIENT
 from logyard.protocol.verbs import ADMINISTRATIVE
 
 from ..addresses import listen_address, unix_path
-from .answers import CONNECTION_BYTES, GIVE_BACK, TAKE, Answers
+from .answers import CONNECTION_BYTES, GIVE_BACK, TAKE, AnswerBytes
 from .answers import STALL_S as ANSWERS_STALL_S
 from .arguments import decode_call
 from .dispatch import Data, SystemPort, serve_call, shown, submit_command
@@ -538,7 +538,7 @@ class RpcServer:
         self.connections: set[Connection] = set()
         self._came = trio.lowlevel.ParkingLot()
         self.room = Room(config.node_inflight_bytes, config.reserved_ratio)
-        self.answers = Answers(config.node_memory_bytes // 4)
+        self.answers = AnswerBytes(config.node_memory_bytes // 4)
         self.log = logging.getLogger("logyard.rpc")
 
     @property

@@ -95,8 +95,8 @@ class Messages:
         return found
 
 
-class Answer:
-    """The chunks of an answer; it begins with the first one, and what fails before that is answered with a status."""
+class Response:
+    """The chunks of a response; it begins with the first one, and what fails before that is answered with a status."""
 
     __slots__ = ("_send", "begun", "_lock")
 
@@ -141,16 +141,16 @@ class Answer:
 
 
 Asked = trio.MemoryReceiveChannel[Message]
-Streaming = Callable[[Gateway, Asked, Answer], Awaitable[None]]
+Streaming = Callable[[Gateway, Asked, Response], Awaitable[None]]
 
 
-async def keepalive(gateway: Gateway, asked: Asked, answer: Answer) -> None:
+async def keepalive(gateway: Gateway, asked: Asked, answer: Response) -> None:
     """Answer each message; ends with the request."""
     async for one in asked:
         await answer.result(await leases.keepalive(gateway, one))
 
 
-async def watch(gateway: Gateway, asked: Asked, answer: Answer) -> None:
+async def watch(gateway: Gateway, asked: Asked, answer: Response) -> None:
     """Serve watches that come and go with the messages; goes on when the request has ended, as etcd's does."""
     async with trio.open_nursery() as nursery:
         watching = Watching(gateway, answer.chunk, nursery)
@@ -211,7 +211,7 @@ class Stream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one stream."""
-        answer = Answer(send)
+        answer = Response(send)
         error = None
         try:
             with self.gateway.under_way() as take:
@@ -223,7 +223,7 @@ class Stream:
         elif isinstance(error, Exception) and not isinstance(error, Gone):
             await answer.fail(self.failure(error))
 
-    async def _run(self, receive: Receive, answer: Answer, take: Callable[[int], None]) -> None:
+    async def _run(self, receive: Receive, answer: Response, take: Callable[[int], None]) -> None:
         parser = Messages(self.gateway.limits.body_bytes, self.schema, take)
         async with trio.open_nursery() as nursery:
             into, asked = trio.open_memory_channel[Message](0)

@@ -29,8 +29,8 @@ ABOUT_BYTES = 1 << 20
 """Room that is taken for an answer, whose size is known only when it is there."""
 
 
-class Answers(NamedTuple):
-    """Those of the first questions; `places` names the payloads, whose bytes are `parts`, in order."""
+class Fetched(NamedTuple):
+    """The answers to the first questions; `places` names the payloads, whose bytes are `parts`, in order."""
 
     answers: list[bytes]
     places: list[tuple[int, int, int]]
@@ -62,7 +62,7 @@ class KvReads:
         self._stretch = stretch
         self._now = now
 
-    async def fetch(self, member: Member, requests: Sequence[bytes]) -> Answers:
+    async def fetch(self, member: Member, requests: Sequence[bytes]) -> Fetched:
         """Ask `requests` of a member, in order; stops when `ANSWER_BYTES` are together. Raises `Gone`, `BadRequest`,
         `GroupStopped`."""
         member.check_running()
@@ -81,7 +81,7 @@ class KvReads:
             if size >= ANSWER_BYTES:
                 break
         bodies = await self.read(member, named) if named else {}
-        return Answers(answers, [(*place, len(body)) for place, body in bodies.items()], list(bodies.values()))
+        return Fetched(answers, [(*place, len(body)) for place, body in bodies.items()], list(bodies.values()))
 
     async def read(self, member: Member, places: Iterable[Place]) -> Mapping[Place, Buffer]:
         """Return the bytes of payloads, by (index, ordinal). What is damaged or lost here comes from a peer. Raises
@@ -147,6 +147,6 @@ def _cut(data: Buffer, unit: Unit, number: int) -> Buffer:
     return memoryview(data)[at : at + size] if size != ABSENT else b""
 
 
-def header_of(answers: Answers, node: int, term: int) -> dict[str, Any]:
+def header_of(answers: Fetched, node: int, term: int) -> dict[str, Any]:
     """Return what goes before the bytes. `term`: the one in which it is answered."""
     return {"node": node, "term": term, "answers": answers.answers, "places": answers.places}

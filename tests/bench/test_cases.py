@@ -174,6 +174,7 @@ def test_a_log_is_back_only_with_a_write_submitted_after_the_kill() -> None:
     class Pending:
         def __init__(self) -> None:
             self.batch = Batch(lane, 1, 0.0)
+            self.on_done = self.batch.pending.on_done
 
     class Lane:
         name = "log"

@@ -13,7 +13,7 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Reject
-from logyard.engine.replica.proposals import CommandRejected, Sink
+from logyard.engine.replica.proposals import CommandRejected
 from logyard.engine.replica.sessions import Sessions
 from logyard.engine.types import Buffer
 from logyard.protocol import wire
@@ -41,6 +41,7 @@ from logyard.protocol.frame import (
     check_frame,
     table_of,
 )
+from logyard.protocol.pending import Sink
 from logyard.protocol.records import encode_block
 from logyard.service.door.server import RpcServer
 from logyard.service.tls import Door

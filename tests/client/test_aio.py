@@ -15,7 +15,7 @@ from logyard.client.aio import connect
 from logyard.client.network import Network
 from logyard.client.session import Routes
 from logyard.engine.config import SystemConfig
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.pending import PendingReply
 
 from .fake_system import FakeCluster, fake_cluster, start_node
 
@@ -348,10 +348,10 @@ async def test_a_group_without_a_leader_is_not_unknown_whoever_is_asked_last(ord
     network.routes = Routes(["a:1"])
     row = ["log", 7, 0, [1, 2], False, "log"]
     network.rows = {("a", node): [] if node == 3 else [row] for node in order}
-    told: list[LogyardError | None] = []
-    network._wanted = {"log": [told.append]}
+    wanted: PendingReply[None] = PendingReply()
+    network._wanted = {"log": wanted}
     await network._locate_round()
-    assert not told and network._wanted, "it is asked for again"
+    assert not wanted.done and network._wanted, "it is asked for again"
     network.rows = {address: [] for address in network.rows}
     await network._locate_round()
-    assert [type(error) for error in told] == [errors.UnknownGroup]
+    assert type(wanted.error) is errors.UnknownGroup

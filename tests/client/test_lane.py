@@ -10,6 +10,7 @@ import pytest
 from logyard.client.lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Lane, Window
 from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError, NoSpace, UnknownGroup
+from logyard.protocol.pending import FAILED
 
 
 def lane() -> Lane:
@@ -66,7 +67,7 @@ def test_a_refusal_of_the_second_try_says_nothing_of_the_first(ambiguous: bool) 
     def told(code: str) -> str:
         one, batch = pending(ambiguous)
         one.answered(batch, wire.ERROR, wire.pack({"code": code, "message": "no", "retry": "never", "details": {}}))
-        return str(batch.error.code)
+        return str(batch.pending.error.code)
 
     for code in ("unknown_group", "group_stopped", "bad_request"):
         assert told(code) == ("unknown" if ambiguous else code)
@@ -81,7 +82,7 @@ def test_a_group_that_is_nowhere_says_nothing_of_what_was_sent_before(ambiguous:
         one.take(0.0)
         one.cut(batch, LogyardError("the connection ended"))
     one.fail(UnknownGroup("no group 'a'"))
-    assert batch.error is not None and batch.error.code == ("unknown" if ambiguous else "unknown_group")
+    assert batch.pending.error is not None and batch.pending.error.code == ("unknown" if ambiguous else "unknown_group")
 
 
 def test_what_waits_behind_a_refusal_is_told_of_it() -> None:
@@ -89,7 +90,7 @@ def test_what_waits_behind_a_refusal_is_told_of_it() -> None:
     one = lane()
     first, _ = one.add(b"", b"1", 5.0)
     (taken,) = one.take(0.0)
-    taken.answered(wire.REPLIES, 1, wire.pack({"code": "no_space", "message": "full", "retry": "same_session"}))
+    taken.reply(0, FAILED, wire.pack({"code": "no_space", "message": "full", "retry": "same_session"}))
     second, _ = one.add(b"", b"2", 0.1)
     one.expire(1.0)
-    assert isinstance(second.error, NoSpace) and not first.done
+    assert isinstance(second.pending.error, NoSpace) and not first.pending.done

@@ -89,8 +89,8 @@ async def test_at_most_a_window_of_frames_is_under_way() -> None:
         yard.kick(log.lane)
         async with trio.open_nursery() as nursery:
             for batch in waiting:
-                nursery.start_soon(_done, batch.callbacks.append)
-        assert [batch.first for batch in waiting] == list(range(1, 5 * WINDOW + 1))
+                nursery.start_soon(_done, batch.pending.on_done)
+        assert [batch.pending.result().first for batch in waiting] == list(range(1, 5 * WINDOW + 1))
         assert cluster.nodes[1].under_way <= WINDOW
 
 

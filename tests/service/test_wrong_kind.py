@@ -21,6 +21,7 @@ from logyard.client.sync import connect_sync
 from logyard.machines.registry import create_machine
 from logyard.protocol import wire
 from logyard.protocol.errors import WrongKind
+from logyard.protocol.pending import OK
 from logyard.service.cli.root import cli
 from logyard.service.embedded import open_system
 from tests.chaos.register import Registers
@@ -241,8 +242,8 @@ def test_an_answer_of_another_form_is_no_offset() -> None:
         one = lane()
         batch, _ = one.add(b"x", None, 5.0)
         (taken,) = one.take(0.0)
-        taken.answered(wire.REPLIES, 0, b"r" * length)
-        assert isinstance(batch.error, errors.LogyardError) and "append log" in batch.error.message
+        taken.reply(0, OK, b"r" * length)
+        assert isinstance(batch.pending.error, errors.LogyardError) and "append log" in batch.pending.error.message
 
 
 async def test_an_embedded_group_of_ones_own_takes_no_records(tmp_path: Path) -> None:

@@ -11,18 +11,18 @@ import trio
 
 from logyard.engine.host import admission as budget
 from logyard.engine.host.admission import Drain
-from logyard.engine.replica.submit import Answer
 from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import Busy
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.pending import PendingReply
 
 from .cluster import KIB, MIB, Cluster, cluster, until
 from .slow_disk import SlowDisk
 
 
-def push(c: Cluster, size: int, name: str = "log", number: int = 1) -> Answer:
+def push(c: Cluster, size: int, name: str = "log", number: int = 1) -> PendingReply[bytes]:
     """Submit one record of about `size` bytes without waiting; raises `Busy`."""
-    sink = Answer()
+    sink: PendingReply[bytes] = PendingReply()
     frame = b"".join(encode_frame([(b"", bytes(size))], command=APPEND))
     c.system(number).commands.submit(c.member(number, name).uid, memoryview(frame), sink, 0)
     return sink
@@ -48,7 +48,7 @@ async def test_a_hanging_sync_is_seen_from_outside(tmp_path: Path) -> None:
             assert status["stalled_ms"] >= 50 and status["queued_bytes"] >= 64 * KIB
         finally:
             disk.gate.set()
-        await sink.wait()
+        await sink.wait(trio.Event)
         await until(lambda: not group_commit.busy, "the batch is done")
         assert group_commit.stalled_s() == 0.0
         status = c.nodes[1].status()["wal"]
@@ -81,7 +81,7 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
             # One on its way to the disk; what is marked in this turn waits behind it.
             first = push(c, 64 * KIB)
             await until(lambda: c.system(1).group_commit.busy, "the write is under way")
-            taken: list[Answer] = [first]
+            taken: list[PendingReply[bytes]] = [first]
             if cause == budget.NODE:
                 taken.append(push(c, 300 * KIB, "other"))
             busy = None
@@ -106,7 +106,7 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
             disk.gate.set()
         assert truncated == [2] and "victim" not in c.system(1).names
         for sink in taken:
-            await sink.wait()
+            await sink.wait(trio.Event)
         proposals = c.member(1).proposals
         assert books.inflight == books.queued == proposals.inflight_bytes == proposals.queue_bytes == 0
         await c.append(1, [(b"", bytes(100 * KIB))])
@@ -130,7 +130,7 @@ async def test_too_much_wal_without_segments_names_itself_and_is_left_behind(tmp
         await until(lambda: c.system(1).group_commit.metadata_bytes < 20 * KIB, "memtables are given back")
 
 
-async def filled_in_turns(c: Cluster, size: int) -> tuple[list[Answer], Busy | None]:
+async def filled_in_turns(c: Cluster, size: int) -> tuple[list[PendingReply[bytes]], Busy | None]:
     """One frame, and a turn of the loop that proposes it."""
     try:
         sink = push(c, size)
@@ -158,7 +158,7 @@ async def test_a_deposed_leader_gives_its_bytes_back(tmp_path: Path) -> None:
         await c.applied()
         for sink in taken:
             with pytest.raises(Exception, match="lead"):
-                await sink.wait()
+                await sink.wait(trio.Event)
         assert c.system(1).admission.inflight == c.system(1).admission.queued == 0
         await until(lambda: all(not window.bytes for window in c.system(1).windows.values()), "windows are given back")
 

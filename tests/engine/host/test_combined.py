@@ -13,10 +13,10 @@ from logyard.engine.machine import Applied, Batch, Context, Frame
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.log_time import LogTime
 from logyard.engine.replica.proposals import PLACE
-from logyard.engine.replica.submit import Answer
 from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.pending import PendingReply
 
 from ..quiesce.test_quiesce import asleep, sleeps
 from .cluster import Cluster, cluster, until
@@ -65,11 +65,11 @@ def machines(name: str, arguments: dict[str, Any]) -> Any:
     return kinds[name]() if name in kinds else scribes(name, arguments)
 
 
-def submit(c: Cluster, number: int, name: str, *commands: bytes) -> list[Answer]:
+def submit(c: Cluster, number: int, name: str, *commands: bytes) -> list[PendingReply[bytes]]:
     """Frames of one turn: one entry."""
     answers = []
     for one in commands:
-        answer = Answer()
+        answer: PendingReply[bytes] = PendingReply()
         frame = memoryview(b"".join(encode_frame([(b"", b"x")], command=one)))
         c.system(number).commands.submit(c.member(number, name).uid, frame, answer, 1)
         answers.append(answer)
@@ -219,12 +219,12 @@ async def test_an_early_answer_to_a_sessions_frame_names_its_place(tmp_path: Pat
         leader = await c.leader()
         await c.nodes[leader].open_session("log", SESSION, 77, TTL)
         for sequence in (1, 2):
-            answer = Answer()
+            answer: PendingReply[bytes] = PendingReply()
             frame = memoryview(
                 b"".join(encode_frame([(b"", b"x")], command=APPEND, session=SESSION, sequence=sequence))
             )
             c.system(leader).commands.submit(c.member(leader).uid, frame, answer, 1, early=True)
-            index, term = PLACE.unpack(await answer.wait())
+            index, term = PLACE.unpack(await answer.wait(trio.Event))
             assert c.member(leader).raft.log.term(index) == term
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logyard.engine.replica.proposals import DROP
 from logyard.machines.log.command import APPEND
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.pending import DROP
 
 from .cluster import KIB, cluster, until
 

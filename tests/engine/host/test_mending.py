@@ -19,10 +19,10 @@ from logyard.engine.log.meta_rows import KEY, GroupRow, SnapshotRow, StateRow
 from logyard.engine.log.record import BLOCK
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.raft.core import LEADER
-from logyard.engine.replica.proposals import DROP
 from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import Corrupt, GenerationFailed, GroupStopped
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.pending import DROP
 
 from .cluster import KIB, Cluster, cluster, until
 from .test_histories import check_books

@@ -21,6 +21,7 @@ from logyard.engine.raft.replication import NOTED, UNTOLD
 from logyard.engine.replica.log_clock import Clocks
 from logyard.engine.replica.proposals import Shape
 from logyard.protocol.errors import NotLeader
+from logyard.protocol.pending import PendingReply
 
 from .cluster import cluster, until
 
@@ -197,12 +198,10 @@ def test_appends_that_are_not_at_hand_stay_behind() -> None:
 def test_reads_are_answered_once() -> None:
     bench = Bench()
     member = bench.member(work(reads=[(1, 40), (2, 40)], failed_reads=[3]))
-    answers: list[Any] = []
-    member.reads = {
-        1: lambda error, index: answers.append(index), 3: lambda error, index: answers.append(type(error))
-    }  # fmt: skip
+    good, failed = PendingReply[int](), PendingReply[int]()
+    member.reads = {1: good, 3: failed}
     bench.turn(member)
-    assert answers == [40, NotLeader] and not member.reads
+    assert good.value == 40 and isinstance(failed.error, NotLeader) and not member.reads
 
 
 def test_work_that_makes_work_ends() -> None:

@@ -10,16 +10,16 @@ import pytest
 import trio
 
 from logyard.engine.replica.proposals import LOW_BATCH, PLACE
-from logyard.engine.replica.submit import Answer
 from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Refused
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.pending import PendingReply
 
 from .cluster import Cluster, cluster, until
 
 
-def submit(run: Cluster, number: int, body: bytes, name: str = "log", **options: Any) -> Answer:
-    answer = Answer()
+def submit(run: Cluster, number: int, body: bytes, name: str = "log", **options: Any) -> PendingReply[bytes]:
+    answer: PendingReply[bytes] = PendingReply()
     frame = memoryview(b"".join(encode_frame([(b"", body)], command=APPEND)))
     run.system(number).commands.submit(run.member(number, name).uid, frame, answer, 1, **options)
     return answer
@@ -29,7 +29,7 @@ async def test_an_early_answer_names_a_place_that_is_confirmed_later(tmp_path: P
     async with cluster(tmp_path) as run:
         leader = await run.leader()
         for _ in range(20):
-            index, term = PLACE.unpack(await submit(run, leader, b"x", early=True).wait())
+            index, term = PLACE.unpack(await submit(run, leader, b"x", early=True).wait(trio.Event))
             assert run.member(leader).raft.log.term(index) == term
         for number in run.ids:
             assert await run.nodes[number].wait_applied("log", index, term, 10.0) >= index
@@ -41,7 +41,7 @@ async def test_an_early_answer_of_an_overwritten_entry_is_never_confirmed(tmp_pa
     async with cluster(tmp_path) as run:
         await run.lead(1)
         run.partition(1)
-        index, term = PLACE.unpack(await submit(run, 1, b"lost", early=True).wait())
+        index, term = PLACE.unpack(await submit(run, 1, b"lost", early=True).wait(trio.Event))
         with pytest.raises(Busy):
             await run.nodes[1].wait_applied("log", index, term, 0.01)
         new = await run.leader(among=[2, 3])
@@ -59,8 +59,8 @@ async def test_low_priority_waits_for_the_others_but_not_for_ever(tmp_path: Path
     async with cluster(tmp_path, 1) as run:
         low = [submit(run, 1, b"low%d" % number, low=True) for number in range(2 * LOW_BATCH + 1)]
         normal = [submit(run, 1, b"normal%d" % number) for number in range(5)]
-        last = [APPEND_REPLY.unpack(await answer.wait())[0] for answer in normal]
-        first = [APPEND_REPLY.unpack(await answer.wait())[0] for answer in low]
+        last = [APPEND_REPLY.unpack(await answer.wait(trio.Event))[0] for answer in normal]
+        first = [APPEND_REPLY.unpack(await answer.wait(trio.Event))[0] for answer in low]
         assert last == [0, 1, 2, 3, 4] and first == list(range(5, 5 + len(low)))
 
 
@@ -110,10 +110,10 @@ async def test_a_members_own_answer_to_a_sessions_frame(tmp_path: Path) -> None:
     async with cluster(tmp_path) as run:
         leader = await run.leader()
         await run.nodes[leader].open_session("log", 5, 6, 60_000)
-        answer = Answer()
+        answer: PendingReply[bytes] = PendingReply()
         frame = memoryview(b"".join(encode_frame([(b"", b"x")], command=APPEND, session=5, sequence=1)))
         run.system(leader).commands.submit(run.member(leader).uid, frame, answer, 1)
-        want = await answer.wait()
+        want = await answer.wait(trio.Event)
         for number in run.ids:
             assert await run.nodes[number].session_reply("log", 5, 1, 10.0) == want
             with pytest.raises(Busy):

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.replica.submit import Answer
 from logyard.machines.log import AppendLog
 from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, SessionExpired, Unknown
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.pending import PendingReply
 from logyard.service.check.run import check_directory
 
 from .cluster import Cluster, cluster, payload_books, until
@@ -42,11 +42,11 @@ async def resend(run: Cluster, sent: memoryview, number: int) -> range:
 
 
 async def send_raw(run: Cluster, number: int, sent: memoryview, name: str = "log") -> bytes:
-    answer = Answer()
+    answer: PendingReply[bytes] = PendingReply()
     system = run.system(number)
     system.commands.submit(run.member(number, name).uid, sent, answer, 1)
     with trio.fail_after(20):
-        return await answer.wait()
+        return await answer.wait(trio.Event)
 
 
 async def insist(run: Cluster, work: Callable[[int], Awaitable[Any]]) -> Any:
@@ -101,7 +101,7 @@ async def test_a_new_leader_holds_frames_back_until_it_knows_what_was_applied(tm
         others = [number for number in run.ids if number != leader]
         last = run.member(leader).raft.log.last_index
         # The old leader's entry reaches another one, and nobody hears that it is committed.
-        answer = Answer()
+        answer: PendingReply[bytes] = PendingReply()
         run.system(leader).commands.submit(run.member(leader).uid, frame(b"first"), answer, 1)
         await until(lambda: any(run.member(number).raft.log.last_index > last for number in others), "it arrives")
         await run.crash(leader)
@@ -168,7 +168,7 @@ async def test_copies_that_reach_the_log_leak_nothing_and_keep_offsets_right(tmp
         await run.nodes[leader].open_session("log", SESSION, CLIENT, TTL)
         await run.nodes[leader].open_session("log", SESSION + 1, CLIENT, TTL)
         member = run.member(leader)
-        answers = [Answer() for _ in range(7)]
+        answers: list[PendingReply[bytes]] = [PendingReply() for _ in range(7)]
         sent = [
             frame(b"a" * 5000), frame(b"a" * 5000), frame(b"b" * 6000, sequence=2, records=2), frame(b"a" * 5000),
             frame(b"c" * 7000, session=SESSION + 1), frame(b"b" * 6000, sequence=2, records=2), frame(b"d", sequence=3),
@@ -176,7 +176,7 @@ async def test_copies_that_reach_the_log_leak_nothing_and_keep_offsets_right(tmp
         for one, answer in zip(sent, answers, strict=True):
             run.system(leader).commands.submit(member.uid, one, answer, 1)
         member.proposals.guarded = False
-        replies = [APPEND_REPLY.unpack(await answer.wait()) for answer in answers]
+        replies = [APPEND_REPLY.unpack(await answer.wait(trio.Event)) for answer in answers]
         assert replies == [(0, 1), (0, 1), (1, 2), (0, 1), (3, 1), (1, 2), (4, 1)]
         await run.append(leader, [(b"m", b"e" * 4500)])
         await run.applied()
@@ -208,10 +208,10 @@ async def test_dead_copies_between_living_records_are_counted_once(tmp_path: Pat
         await run.nodes[1].open_session("log", SESSION, CLIENT, TTL)
 
         async def copy(size: int) -> None:
-            answer = Answer()
+            answer: PendingReply[bytes] = PendingReply()
             run.system(1).commands.submit(run.member(1).uid, frame(b"a" * size), answer, 1)
             run.member(1).proposals.guarded = False
-            await answer.wait()
+            await answer.wait(trio.Event)
 
         def live() -> int:
             return sum(payload_books(run.system(1))["wal"].values())

@@ -13,9 +13,9 @@ import trio
 from logyard.engine.machine import Batch, Context, Frame, Reject
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.leadership import wait
-from logyard.engine.replica.submit import Answer
 from logyard.protocol.errors import Busy, GroupStopped, LogyardError, NotLeader, Refused, Unknown
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.pending import PendingReply
 
 from .cluster import PATIENCE, Cluster, cluster, until
 from .scribe import Scribe, command
@@ -125,11 +125,11 @@ async def test_followers_and_unknown_groups_skip_nothing(tmp_path: Path) -> None
 async def test_a_skip_of_what_did_not_fail_is_refused_at_apply(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, group="", machines=machines) as c:
         await group(c)
-        sink = Answer()
+        sink: PendingReply[bytes] = PendingReply()
         # As from a leader that was halted when it proposed it, and is not any more.
         c.system(1).commands.propose(c.member(1, "s"), "skip", 2, 0, sink=sink)
         with pytest.raises(LogyardError) as caught:
-            await sink.wait()
+            await sink.wait(trio.Event)
         assert caught.value.code == "not_failed"
         assert scribe(c, 1).written("note") == ["before"]
 
@@ -198,7 +198,7 @@ async def test_two_faults_in_a_row_and_a_fault_in_one_entry_twice(tmp_path: Path
     async with cluster(tmp_path, 1, group="", machines=machines) as c:
         await group(c)
         member, node = c.member(1, "s"), c.nodes[1]
-        sinks = [Answer() for _ in range(5)]
+        sinks: list[PendingReply[bytes]] = [PendingReply() for _ in range(5)]
         verbs = [command("note", "a"), command("boom"), command("note", "b"), command("boom"), command("note", "c")]
         for sink, verb in zip(sinks, verbs, strict=True):
             (frame,) = encode_frame([(b"", b"body")], command=verb)
@@ -228,7 +228,7 @@ async def test_the_failing_frame_of_a_batch_is_found(tmp_path: Path) -> None:
         member = c.member(1, "s")
         for verb in (command("note", "a"), command("note", "b"), command("boom"), command("note", "c")):
             (frame,) = encode_frame([(b"", None)] * 2, command=verb)
-            c.system(1).commands.submit(member.uid, memoryview(frame), Answer(), 0)
+            c.system(1).commands.submit(member.uid, memoryview(frame), PendingReply(), 0)
         await until(lambda: member.state == "halted")
         assert member.halt is not None
         assert (member.halt.ordinal, member.halt.records) == (4, 2)

@@ -11,10 +11,10 @@ import trio
 
 from logyard.engine.entry import units_of
 from logyard.engine.log.wal import Sealed
-from logyard.engine.replica.submit import Answer
 from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import Corrupt, Gone, LogyardError, SessionExpired
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.pending import PendingReply
 
 from .cluster import KIB, WRITER_VARIABLE, Cluster, cluster, payload_books, plain, until
 
@@ -299,13 +299,13 @@ async def test_a_file_stays_until_all_is_dead_whatever_died_inside_its_entries_b
                 b"".join(encode_frame([(b"", bytes(2000))], command=APPEND, session=session, sequence=session))
                 for session in (0, 1234, 0)
             ]
-            answers = [Answer() for _ in frames]
+            answers: list[PendingReply[bytes]] = [PendingReply() for _ in frames]
             system.ready_loop.hold()
             for frame, answer in zip(frames, answers, strict=True):
                 system.commands.submit(member.uid, memoryview(frame), answer, 1)
             system.ready_loop.release()
             with pytest.raises(SessionExpired):
-                await answers[1].wait()
+                await answers[1].wait(trio.Event)
         assert c.log(1).end == 20
         await c.roll(1)
         await c.nodes[1].truncate("log", 16)

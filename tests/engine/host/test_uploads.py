@@ -12,11 +12,11 @@ import pytest
 import trio
 
 from logyard.engine.machine import PayloadRange, PayloadRef, Position, Reject, Release
-from logyard.engine.replica.submit import Answer
 from logyard.engine.replica.uploads import Uploads, runs
 from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Unknown
 from logyard.protocol.frame import ABSENT, BINDS, LARGE, PIECE, PIECED, UNIFORM, Buffer, check_frame, encode_parts
+from logyard.protocol.pending import PendingReply
 from logyard.protocol.records import records_of, split_blocks
 from logyard.service.check.run import check_directory
 
@@ -51,10 +51,10 @@ def bind(
 
 
 async def send(c: Cluster, number: int, frame: memoryview, name: str = "log") -> bytes:
-    answer = Answer()
+    answer: PendingReply[bytes] = PendingReply()
     c.system(number).commands.submit(c.member(number, name).uid, frame, answer, 1)
     with trio.fail_after(20):
-        return await answer.wait()
+        return await answer.wait(trio.Event)
 
 
 async def insist(c: Cluster, frame: memoryview) -> bytes:
@@ -257,7 +257,7 @@ async def test_a_leader_crash_in_the_middle_stores_no_piece_twice(tmp_path: Path
             if number == 4:
                 # The answer is lost with the leader, the piece is not.
                 leader = await c.leader()
-                c.system(leader).commands.submit(c.member(leader).uid, frame, Answer(), 1)
+                c.system(leader).commands.submit(c.member(leader).uid, frame, PendingReply(), 1)
                 await arrived(c, leader)
                 await c.crash(leader)
             assert await insist(c, frame) == b""

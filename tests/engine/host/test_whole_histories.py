@@ -19,11 +19,11 @@ import trio
 
 from logyard.engine.machine import Append, Applied, Batch, Context, Effect, Frame, Monitor, Reject, Sections, Timer
 from logyard.engine.raft.core import LEADER
-from logyard.engine.replica.submit import Answer
 from logyard.machines.log import AppendLog
 from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.pending import PendingReply
 from logyard.service.check.run import check_directory
 
 from .cluster import KIB, Cluster, cluster, until
@@ -139,9 +139,9 @@ class Whole(History):
             assert error.code not in ("corrupt", "error", "bad_request"), (verb, error)
 
     async def send(self, number: int, frame: memoryview) -> bytes:
-        answer = Answer()
+        answer: PendingReply[bytes] = PendingReply()
         self.c.system(number).commands.submit(self.c.member(number).uid, frame, answer, 1)
-        return await answer.wait()
+        return await answer.wait(trio.Event)
 
     # What clients do
 

@@ -14,6 +14,7 @@ from logyard.engine.quiesce import quiesce
 from logyard.engine.quiesce.quiesce import TIDY_MIN, Hibernation
 from logyard.engine.raft import quiescence
 from logyard.engine.replica.member import ASLEEP, HALTED, Member
+from logyard.protocol.pending import PendingReply
 
 from .doubles import LAST, OWN, TERM, UID, Yard, member_of
 
@@ -97,7 +98,7 @@ BUSY: list[tuple[str, Callable[[Bench, Member], object]]] = [
     ("has something to do", lambda _, member: setattr(member, "dirty", True)),
     ("waits for the disk", lambda _, member: setattr(member, "unpersisted", 1)),
     ("has waiters", lambda _, member: member.add_waiter((lambda: False, lambda: None))),
-    ("is read", lambda _, member: member.add_read(1, lambda *_: None)),
+    ("is read", lambda _, member: member.add_read(1, PendingReply())),
     ("sends a snapshot", lambda _, member: member.begin_transfer(3)),
     ("sends slowly", lambda _, member: member.slow_messages(3)),
     ("has a queue", lambda _, member: setattr(member, "proposals", SimpleNamespace(is_idle=False))),

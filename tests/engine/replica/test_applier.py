@@ -12,7 +12,7 @@ from logyard.engine.machine import Applied, Context, Effect, Machine, Position, 
 from logyard.engine.replica.applier import Applier, Host
 from logyard.engine.replica.effects import Effects
 from logyard.engine.replica.member import DELETED, HALTED, Member
-from logyard.engine.replica.proposals import Owed, Pending
+from logyard.engine.replica.proposals import Owed, Proposal
 from logyard.engine.replica.quarantine import Quarantine
 from logyard.protocol.errors import Busy, Corrupt
 
@@ -64,7 +64,7 @@ class Rig:
 
     def owe(self, index: int, *requests: int, term: int = TERM) -> None:
         """Somebody waits for the frames of an entry."""
-        frames = [Pending(memoryview(b""), self.client, request, 1) for request in requests]
+        frames = [Proposal(memoryview(b""), self.client, request, 1) for request in requests]
         self.member.proposals.waiting = {**(self.member.proposals.waiting or {}), index: Owed(term, 0, frames)}
 
     def apply(self) -> None:

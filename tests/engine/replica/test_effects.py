@@ -25,9 +25,9 @@ from logyard.engine.machine import (
 )
 from logyard.engine.replica.effects import Effects
 from logyard.engine.replica.member import HALTED, Member
-from logyard.engine.replica.proposals import DROP, FAILED, Sink
 from logyard.engine.replica.uploads import Uploads
 from logyard.payloads.reference import PayloadRef
+from logyard.protocol.pending import DROP, FAILED, Sink
 
 from .doubles import TERM, UID, Living, Recorder, member_of
 

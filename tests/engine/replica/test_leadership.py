@@ -78,9 +78,11 @@ class Rig:
 
     def confirm(self, context: int, outcome: LogyardError | int) -> None:
         """As the ready loop does with the core's answer to a read."""
-        done = (self.member.reads or {}).pop(context)
-        error = outcome if isinstance(outcome, LogyardError) else None
-        done(error, 0 if isinstance(outcome, LogyardError) else outcome)
+        pending = (self.member.reads or {}).pop(context)
+        if isinstance(outcome, LogyardError):
+            pending.fail(outcome)
+        else:
+            pending.set(outcome)
 
     async def do(self, work: Callable[[], Awaitable[Any]], *steps: Callable[[], None]) -> Any:
         """What `work` brings when these things happen meanwhile, one each half second."""

@@ -9,10 +9,11 @@ import pytest
 
 from logyard.engine.entry import Entry, encode_system, frames_of
 from logyard.engine.machine import Reject
-from logyard.engine.replica.proposals import LOW_BATCH, LOW_TURNS, OK, PLACE, ProposalQueue, Shape, Sink
+from logyard.engine.replica.proposals import LOW_BATCH, LOW_TURNS, PLACE, ProposalQueue, Shape
 from logyard.engine.replica.sessions import Sessions
 from logyard.protocol.errors import Busy, NotLeader
 from logyard.protocol.frame import encode_frame
+from logyard.protocol.pending import OK, Sink
 
 from .doubles import Books, Client, Core
 

@@ -12,11 +12,11 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.entry import encode_system
 from logyard.engine.raft.core import FOLLOWER
 from logyard.engine.replica.member import HALTED, Member
-from logyard.engine.replica.proposals import FAILED, OK
 from logyard.engine.replica.submit import Submit, check_leader
 from logyard.engine.replica.uploads import Uploads
 from logyard.protocol.errors import BadRequest, Busy, GroupStopped, NotLeader, UnknownGroup, encode_error
 from logyard.protocol.frame import ABSENT, PIECE, PIECED, UNIFORM, encode_frame, encode_parts
+from logyard.protocol.pending import FAILED, OK
 
 from .doubles import UID, Books, Client, Core, Recorder, member_of
 

@@ -22,7 +22,7 @@ from logyard.protocol.frame import Buffer
 from logyard.protocol.verbs import CONTAINERS
 from logyard.service.cli.root import cli
 from logyard.service.door import server as rpc
-from logyard.service.door.answers import Answers
+from logyard.service.door.answers import AnswerBytes
 from logyard.service.door.arguments import DEPTH_MAX, ELEMENTS_MAX, SMALL_BYTES, decode_call, skim
 from logyard.service.door.flow_control import Room
 from logyard.service.local_cluster import LocalCluster
@@ -133,7 +133,7 @@ def test_answers_that_nobody_reads_cost_no_more_than_their_room(tmp_path: Path) 
 
 
 async def test_room_for_answers_is_taken_in_turns() -> None:
-    answers = Answers(10)
+    answers = AnswerBytes(10)
     answers.count(8)
     assert answers.fits(2) and not answers.fits(3)
     async with trio.open_nursery() as nursery:

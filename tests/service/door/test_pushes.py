@@ -13,9 +13,10 @@ import trio
 from logyard.client import errors, messages
 from logyard.client.aio import Yard, connect
 from logyard.client.messages import Delivered, Message, Session, decode_push
-from logyard.client.session import Answer, Channel
+from logyard.client.session import Channel
 from logyard.engine.machine import Effect, Send
 from logyard.protocol import wire
+from logyard.protocol.pending import PendingReply
 from logyard.service.door import pushes
 from logyard.service.door.pushes import WAITING_BYTES_MAX, Listener
 from tests.engine.host.cluster import Cluster, cluster, until
@@ -183,8 +184,8 @@ def test_a_push_is_for_a_call_that_listens_and_bounded() -> None:
     def channel() -> tuple[Channel, list[Any]]:
         one, found = Channel(), list[Any]()
         feed(one, wire.encode_hello("c", 1))
-        one.call("session_listen", {}, Answer(None, lambda header, data: found.append((header, bytes(data)))))
-        one.call("list", {}, Answer())
+        one.call("session_listen", {}, PendingReply(), lambda header, data: found.append((header, bytes(data))))
+        one.call("list", {}, PendingReply())
         return one, found
 
     def feed(one: Channel, data: bytes) -> None:
