@@ -99,10 +99,6 @@ class Record:
             self._view, self._packed = memoryview(inflate_whole(self.encoding, self._view)), False
         return self._view
 
-    @view.setter
-    def view(self, view: memoryview | None) -> None:
-        self._view, self._packed = view, False
-
     @property
     def payload(self) -> bytes | None:
         """The body as bytes, or None. Raises `BadRequest` for one that is too long to come along: never None."""
@@ -117,7 +113,11 @@ class Record:
     def fill(self, payload: Buffer) -> None:
         """Give a record the payload that was left out."""
         assert len(payload) == self.size
-        self.view, self.left_out = memoryview(payload), False
+        self.show(memoryview(payload))
+
+    def show(self, view: memoryview | None) -> None:
+        """Let this stand for the payload that was left out: all of it, its beginning, or nothing."""
+        self._view, self._packed, self.left_out = view, False, False
 
     def __repr__(self) -> str:
         return f"Record({self.offset} at {self.index}@{self.term}, metadata={len(self.metadata)}, size={self.size})"

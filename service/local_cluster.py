@@ -72,6 +72,28 @@ class LocalNode:
         """What the node writes to standard error, all starts in one file."""
         return self.directory / "log.txt"
 
+    def run(self, command: list[str], environment: Mapping[str, str]) -> None:
+        """Start its process."""
+        assert self.process is None
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal reaches only us; we stop the nodes in order.
+                env=environment,
+            )
+        self.pids.append(self.process.pid)
+
+    def forget(self) -> None:
+        """Close our ends of an ended process's pipes."""
+        assert self.process is not None
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        self.process = None
+
     def log_tail(self) -> str:
         """Return the last lines of the log, for an error message."""
         if not self.log_path.exists():
@@ -251,21 +273,11 @@ class LocalCluster:
     def spawn(self, node_id: int) -> None:
         """Start one node's process without waiting for it."""
         node = self.nodes[node_id]
-        assert node.process is None
         command = [sys.executable, "-m", "logyard.service.cli", "serve", "--until-eof"]
         command += ["--config", str(node.config_path)]
         # Limits may come from our environment; what names one node must not reach three.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(NODE_VARIABLES)}
-        with node.log_path.open("ab") as log:
-            node.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal reaches only us; we stop the nodes in order.
-                env={**inherited, **self.environment},
-            )
-        node.pids.append(node.process.pid)
+        node.run(command, {**inherited, **self.environment})
 
     def wait_ready(self, node_id: int, timeout_s: float = READY_S) -> None:
         """Wait until the node says that it serves; raise `ClusterFailed` if it ends or takes too long."""
@@ -282,7 +294,7 @@ class LocalCluster:
                 more = os.read(process.stdout.fileno(), 4096)
                 if not more:
                     code = process.wait()
-                    self.forget(node)
+                    node.forget()
                     raise ClusterFailed(f"node {node_id} ended with code {code} at start:\n{node.log_tail()}")
                 heard += more
 
@@ -305,7 +317,7 @@ class LocalCluster:
         for node in targets:
             assert node.process is not None
             node.process.wait()
-            self.forget(node)
+            node.forget()
 
     def restart(self, node_id: int) -> None:
         """Start a node again on its directory, wait until it serves."""
@@ -337,16 +349,8 @@ class LocalCluster:
             except subprocess.TimeoutExpired:
                 node.process.kill()
                 codes[node.node_id] = node.process.wait()
-            self.forget(node)
+            node.forget()
         return codes
-
-    def forget(self, node: LocalNode) -> None:
-        """Close our ends of an ended process's pipes."""
-        assert node.process is not None
-        for stream in (node.process.stdin, node.process.stdout):
-            if stream is not None:
-                stream.close()
-        node.process = None
 
     def __enter__(self) -> Self:
         return self
@@ -398,7 +402,7 @@ class KeptUp:
 
     def _ended(self, node_id: int, code: int, now: float) -> None:
         node = self.cluster.nodes[node_id]
-        self.cluster.forget(node)
+        node.forget()
         self.ended.append((node_id, code))
         self.down[node_id] = code
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"

@@ -261,7 +261,7 @@ class Raft:
         self.stopped = True
 
     def give_way(self) -> None:
-        """Never campaign from here on, and hand leadership over. The host has the member ticked."""
+        """Campaign no more, and hand leadership over. The host has the member ticked."""
         self.may_lead = False
 
     # ---- in: time, nodes, links

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -99,12 +100,12 @@ def show(name: str, add: int | None, remove: int | None, servers: list[str], out
 def work_options(command: F) -> F:
     """Add --parallel, --rate, --patience, --servers and --json; the command gets `pace`, `servers` and `output`."""
 
+    @wraps(command)
     def paced(*arguments: Any, parallel: int, rate: float, patience: float, **others: Any) -> Any:
         from ..admin.run import Pace
 
         return command(*arguments, pace=Pace(parallel, rate, patience), **others)
 
-    paced.__doc__, paced.__name__ = command.__doc__, command.__name__
     options = (
         click.option("--parallel", type=click.IntRange(1, 256), default=8, show_default=True, help="Logs at a time."),
         click.option(

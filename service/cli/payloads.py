@@ -78,7 +78,5 @@ def complete(log: Log, record: Record, node: int | None, preview: bool) -> Recor
 
     if record.left_out:
         most = min(record.size, PREVIEW_BYTES) if preview else record.size
-        if most <= FRAME_BYTES_MAX:
-            record.view = memoryview(log.read_body(record.offset, 0, most, node=node))
-        record.left_out = False
+        record.show(memoryview(log.read_body(record.offset, 0, most, node=node)) if most <= FRAME_BYTES_MAX else None)
     return record

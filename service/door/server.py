@@ -195,14 +195,14 @@ class Connection:
                 server.door.require_client(secured, server.system.cluster_id)
             self.caller = caller(self._raw, secured)
         except (wire.ProtocolError, LogyardError) as error:
-            server.refusal = str(error)
+            server.note_refusal(error)
             told = error if isinstance(error, LogyardError) else BadRequest(str(error))
             refusal = wire.encode_error(0, wire.pack(error_value(told)))
             self._outgoing.push((refusal,))
             await self._flush()
             return False
         except OSError as error:
-            server.refusal = str(error)
+            server.note_refusal(error)
             return False
         self._outgoing.push((server.hello,))
         self.greeted = True
@@ -545,6 +545,10 @@ class RpcServer:
     def inflight(self) -> int:
         """Bytes received, or about to be, and not answered."""
         return self.room.used
+
+    def note_refusal(self, error: Exception) -> None:
+        """Keep why a handshake failed."""
+        self.refusal = str(error)
 
     def buffered(self) -> int:
         """Return the bytes at this door that the engine does not count: frames that are not complete, receive buffers,

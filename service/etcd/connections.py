@@ -92,6 +92,10 @@ class Http1(H11Protocol):
     async def _check_protocol(self, event: h11.Request) -> None:
         """Take the request as it is."""
 
+    def read_ahead_of(self, stream: trio.abc.Stream) -> None:
+        """Go on reading a stream while a request of it is under way."""
+        self.can_read = Answered(stream, self.connection)
+
 
 class Connection(TCPServer):
     """One connection. `idle_since`: when it began to wait for a request; None: it has one."""
@@ -114,7 +118,7 @@ class Connection(TCPServer):
                     self.app, self.config, self.context, task_group, ConnectionState(self.state), False, client,
                     server, self.protocol_send,
                 )  # fmt: skip
-                self._http.can_read = Answered(self.stream, self._http.connection)
+                self._http.read_ahead_of(self.stream)
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()
                 # Or it would last until a connection is idle too long. An answer may still come: it begins no more.

@@ -120,6 +120,18 @@ class Gateway:
         self._learn(int(found.get("term", 0)))
         return found
 
+    def serve_as(self, member: Member) -> None:
+        """Take the place that the command line names for this member, or be the only one."""
+        self.named = tuple([member if one.name == member.name else one for one in self.named]) or (member,)
+
+    def count_watches(self, count: int) -> None:
+        """Count so many watches more, or less."""
+        self.watches += count
+
+    def share(self, changes: Changes, previous: bool, events: bytes) -> None:
+        """Keep the newest change's events as JSON for the other watches of its key."""
+        self.encoded = (changes, previous, events)
+
     def id_of(self, node: int) -> int:
         """Return the number of the member whose node that is."""
         if 0 < node <= len(self.named):

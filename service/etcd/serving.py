@@ -111,7 +111,7 @@ async def serve(
         async with trio.open_nursery() as http:
             urls = await http.start(run)
             said = member._replace(client_urls=member.client_urls or tuple(urls))
-            gateway.named = tuple([said if one.name == said.name else one for one in gateway.named]) or (said,)
+            gateway.serve_as(said)
             nursery.start_soon(keep_announced, gateway, said)
             task_status.started(urls)
         gateway.ended.set()

@@ -106,7 +106,7 @@ class Watching:
 
     def close(self) -> None:
         """End the stream."""
-        self.gateway.watches -= len(self.scopes)
+        self.gateway.count_watches(-len(self.scopes))
         self.scopes = {}
 
     async def _create(self, number: int, wanted: Wanted) -> None:
@@ -134,7 +134,7 @@ class Watching:
                 await self._over(number, Compacted("what comes next is compacted", compacted=compacted))
                 return
             wanted = wanted._replace(start=1)
-        self.gateway.watches += 1
+        self.gateway.count_watches(1)
         scope = self.scopes[number] = trio.CancelScope()
         self.reached[number] = 0
         known = trio.Event()
@@ -155,7 +155,7 @@ class Watching:
         if scope is not None:
             del self.reached[number]
             self._notified.discard(number)
-            self.gateway.watches -= 1
+            self.gateway.count_watches(-1)
         return scope
 
     async def _follow(self, number: int, wanted: Wanted, scope: trio.CancelScope, known: trio.Event) -> None:
@@ -231,7 +231,7 @@ class Watching:
         newest, previous, events = gateway.encoded
         if newest is not changes or previous is not wanted.previous:
             events = b"[" + b",".join(_rows(changes, wanted)) + b"]"
-            gateway.encoded = (changes, wanted.previous, events)
+            gateway.share(changes, wanted.previous, events)
         limit = gateway.limits.request_bytes
         if wanted.fragment and len(events) > limit and len(changes.events) > 1:
             *parts, events = _parts(_rows(changes, wanted), limit)

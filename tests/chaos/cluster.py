@@ -91,7 +91,7 @@ class ChaosCluster(LocalCluster):
         node = self.nodes[node_id]
         assert node.process is not None
         code = node.process.wait(timeout_s)
-        self.forget(node)
+        node.forget()
         return code
 
     def writer(self, node_id: int) -> psutil.Process | None:

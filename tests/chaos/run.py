@@ -171,7 +171,7 @@ class Run:
         for node, code in self.cluster.exited().items():
             tail = self.cluster.nodes[node].log_tail()
             self.result.violations.append(f"node {node} ended by itself with {code}: {tail}")
-            self.cluster.forget(self.cluster.nodes[node])
+            self.cluster.nodes[node].forget()
             self.cluster.restart(node)
         return judge.settled(self.yard)
 

@@ -129,7 +129,7 @@ class Stage:
     def kill(self) -> None:
         """The victim dies, or has died."""
         if self.ended() is not None:
-            self.cluster.forget(self.cluster.nodes[self.victim])
+            self.cluster.nodes[self.victim].forget()
         elif self.cluster.nodes[self.victim].process is not None:
             self.cluster.kill9(self.victim)
 

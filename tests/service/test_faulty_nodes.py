@@ -71,7 +71,7 @@ def ended(cluster: LocalCluster, node_id: int) -> int:
     process = cluster.nodes[node_id].process
     assert process is not None
     code = process.wait(PATIENCE_S)
-    cluster.forget(cluster.nodes[node_id])
+    cluster.nodes[node_id].forget()
     return code
 
 
