@@ -1,4 +1,4 @@
-"""What goes into a batch of the write-ahead log when large records wait beside small ones."""
+"""What goes into a batch of the write-ahead log when large records wait beside small ones, and who begins the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from logyard.engine.log import group_commit as durability_module
 from logyard.engine.log.group_commit import MIXED_BYTES, SMALL_BYTES, GroupCommit
 from logyard.engine.log.wal import Wal, WalItem
 
-from .cluster import cluster, until
+from ..host.cluster import cluster, until
 
 MIB = 1 << 20
 
