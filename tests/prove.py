@@ -64,6 +64,10 @@ STEPS = (
     Step("matrix-leader", ("-m", "tests.matrix", "--seed", "1", "--only", "leader")),
     Step("matrix-follower", ("-m", "tests.matrix", "--seed", "1", "--only", "follower")),
     Step("etcd", ("-m", "tests.etcd", "--requests", "20000", "--seed", "100000")),
+    *(
+        Step(f"spark-kills-{part}", ("-m", "tests.pipeline.kills", "--seed", f"{1000 + 12 * part}", "--runs", "12"))
+        for part in range(5)
+    ),
     Step("powercut", ("-m", "tests.powercut", "--cycles", "150")),
     Step("chaos-1", ("-m", "tests.chaos", "--minutes", "7", "--seed", "3")),
     Step("chaos-2", ("-m", "tests.chaos", "--minutes", "7", "--seed", "4")),
@@ -91,6 +95,7 @@ MEASURES = (
     Measure("damages on a live cluster that hit", "matrix", ("hits",)),
     Measure("operations on daemons under faults", "chaos", ("operations",)),
     Measure("kills of daemons", "chaos", ("faults.kill9", "faults.kill9_all", "faults.writer_kill")),
+    Measure("kills of Spark's processes in exactly-once copies", "spark-kills", ("kills",)),
     Measure("operations of histories checked", "chaos", ("histories",)),
     Measure("requests compared with etcd", "etcd", ("requests",)),
     Measure("mutants noticed", "mutants", ("noticed",)),

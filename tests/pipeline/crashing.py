@@ -20,13 +20,37 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+PROCESS, GROUP = "process", "group"
+"""Who dies: the process that comes to the step; all of the query's, by the hand of who waits for `reached`."""
+
+
+def reached(mark: Path) -> Path:
+    """Return the file that says that a step was reached at which everything is to be killed."""
+    return mark.with_suffix(".reached")
+
+
 def arm(mark: Path) -> None:
-    """Die by SIGKILL before the step that a file names; once, and the file is gone."""
+    """Die before the step that a file names, "STEP" or "STEP TIME VICTIM", when a task or commit comes to it for that
+    time; once, and the file is gone."""
+    times = 0
 
     def hook(step: str) -> None:
-        if mark.exists() and mark.read_text() == step:
+        nonlocal times
+        try:
+            wanted, time, victim = (*mark.read_text().split(), "1", PROCESS)[:3]
+            if step != wanted:
+                return
+            times += 1
+            # Other steps come once a task, or once a commit.
+            if step.startswith("mid") and times < int(time):
+                return
             mark.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+        except FileNotFoundError:
+            return
+        if victim == GROUP:
+            reached(mark).touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     core.HOOK = hook
 
