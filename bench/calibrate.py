@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -62,8 +63,48 @@ def memcpy_mb_per_s(size: int = 16 << 20, rounds: int = 4) -> float:
     return best
 
 
+def loop_millions_per_s(rounds: int = 500_000) -> float:
+    """Return the millions of turns a second of a plain loop of this interpreter, the best of three."""
+    best = 0.0
+    for _ in range(3):
+        began = time.perf_counter()
+        for _number in range(rounds):
+            pass
+        best = max(best, rounds / (time.perf_counter() - began) / 1e6)
+    return best
+
+
+def disk_mb_per_s(directory: Path, size: int = 1 << 20, rounds: int = 32) -> float:
+    """Return the megabytes per second into space never written before, with a sync after each `size` bytes."""
+    block = os.urandom(size)
+    with tempfile.TemporaryFile(dir=directory) as stream:
+        handle = stream.fileno()
+        began = time.perf_counter()
+        for number in range(rounds):
+            os.pwrite(handle, block, number * size)
+            os.fdatasync(handle)
+        return size * rounds / (time.perf_counter() - began) / 1e6
+
+
+def loopback_us(rounds: int = 2000, size: int = 128) -> float:
+    """Return the median microseconds that `size` bytes take there and back over loopback TCP, without a task switch."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+        far, _ = server.accept()
+        with far:
+            for one in (near, far):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            block, times = bytes(size), []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                for sender, receiver in ((near, far), (far, near)):
+                    sender.sendall(block)
+                    receiver.recv(size, socket.MSG_WAITALL)
+                times.append(time.perf_counter() - began)
+    return sorted(times)[rounds // 2] * 1e6
+
+
 def describe_machine(directory: Path) -> dict[str, object]:
-    """Return cores, Python, file system and the two speeds, for the report."""
+    """Return cores, Python, file system and the speeds of what a figure hangs on, for the report."""
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
@@ -71,4 +112,8 @@ def describe_machine(directory: Path) -> dict[str, object]:
         "filesystem": filesystem_of(directory),
         "fdatasync_us": round(fdatasync_us(directory), 1),
         "memcpy_mb_per_s": round(memcpy_mb_per_s()),
+        "loop_millions_per_s": round(loop_millions_per_s(), 1),
+        "disk_mb_per_s": round(disk_mb_per_s(directory)),
+        "loopback_us": round(loopback_us(), 1),
+        "load_average": round(os.getloadavg()[0], 2),
     }

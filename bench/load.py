@@ -1,8 +1,11 @@
-"""One load process: closed-loop clients with a window each, over one connection set, in one loop.
+"""One load process: clients with a window each, or a rate, over one connection set, in one loop.
 
 Run as ``python -m logyard.bench.load``: it reads a specification (one JSON line) from standard input, prints "ready",
 waits for a line "go", loads, verifies its sample, prints one JSON line. A client keeps `window` appends outstanding;
 an answered frame submits as many new appends as it held, from its callback, so no task is switched per command.
+
+With a rate the appends are due at fixed times, whatever became of earlier ones, and a latency counts from when its
+append was due: a stall is in the latency of all that should have been sent meanwhile.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 DRAIN_S = 60.0
 APPEND_TIMEOUT_S = 30.0
 READERS = 16
+PACE_S = 0.001
+BACKLOG_MAX = 100_000
+"""Outstanding with a rate; what is due beyond waits, and its waiting counts."""
 WINDOW_BYTES_MIN = 64 << 20
 RECORD_BYTES = 64
 """Added to a body for its share of tables and heads, generously."""
@@ -47,6 +53,7 @@ class LoadSpec(NamedTuple):
     seconds: float
     sample_one_in: int
     runtime: str = "trio"
+    rate: float = 0.0
 
 
 class Flight:
@@ -132,9 +139,9 @@ class Load:
                     self.histogram.add(now - start)
         for ordinal, number in flight.samples:
             self.sample.append((flight.log, pending.value.first + ordinal, number))
-        if now < self.measure_until:
+        if now < self.measure_until and not self.spec.rate:
             self.submit(flight.clients, now)
-        elif not self.outstanding:
+        elif not self.outstanding and now >= self.measure_until:
             self.drained.set()
 
     def fail(self, count: int, error: Exception) -> None:
@@ -151,11 +158,26 @@ class Load:
         began = time.perf_counter()
         self.measure_from = began + spec.warmup_s
         self.measure_until = self.measure_from + spec.seconds
-        for client in range(spec.clients):
+        if spec.rate:
+            await self.pace(began)
+        for client in range(0 if spec.rate else spec.clients):
             self.submit([client] * spec.window, time.perf_counter())
             await self.runtime.sleep(0)
         with self.runtime.scope(self.runtime.now() + spec.warmup_s + spec.seconds + DRAIN_S):
             await self.drained.wait()
+
+    async def pace(self, began: float) -> None:
+        """Submit each append when it is due; those that became due during a stall at once, with their own times."""
+        spec, number = self.spec, 0
+        total = int((self.measure_until - began) * spec.rate)
+        while number < total and not self.failed:
+            due = min(total, int((time.perf_counter() - began) * spec.rate) + 1)
+            while number < due and self.outstanding < BACKLOG_MAX:
+                self.submit([number % spec.clients], began + number / spec.rate)
+                number += 1
+            await self.runtime.sleep(PACE_S)
+        if not self.outstanding:
+            self.drained.set()
 
     async def verify(self) -> tuple[int, int]:
         """Read the sample back and compare; return (verified, lost or different)."""

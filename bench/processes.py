@@ -1,14 +1,16 @@
 """Memory, processor time and written bytes of a node with all its child processes, read from /proc.
 
-Called by the idle and churn cases. Linux only: elsewhere the functions return 0, which the report shows as missing.
+Called by the cases, and by the suite for rivals. Linux only: elsewhere the functions return 0, which the report shows
+as missing.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CPUCLOCK_SCHED = 2
@@ -90,3 +92,27 @@ def written_bytes(pid: int) -> int:
             continue
         total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("write_bytes:"))
     return total
+
+
+class Meter:
+    """What all processes of a system use between its making and `figures`; none of them may end meanwhile."""
+
+    __slots__ = ("began", "cpu_s", "pids", "written")
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.pids = list(pids)
+        self.began = time.monotonic()
+        self.cpu_s = sum(map(cpu_seconds, self.pids))
+        self.written = sum(map(written_bytes, self.pids))
+
+    def figures(self, operations: int) -> dict[str, Any]:
+        """Return the keys of a report, an operation's share where there was one."""
+        cpu_s = sum(map(cpu_seconds, self.pids)) - self.cpu_s
+        written = sum(map(written_bytes, self.pids)) - self.written
+        return {
+            "server_cpu_s": round(cpu_s, 3),
+            "server_cpu_us_per_op": round(cpu_s * 1e6 / operations, 2) if operations else None,
+            "written_bytes_per_op": round(written / operations, 1) if operations else None,
+            "server_resident_bytes": sum(map(resident_bytes, self.pids)),
+            "metered_s": round(time.monotonic() - self.began, 3),
+        }

@@ -67,6 +67,7 @@ class AppendSettings:
     warmup_s: float = warmup_option()
     processes: int = processes_option()
     runtime: str = runtime_option()
+    rate: float = option(0.0, "Appends a second, due at fixed times (0: closed loop).", least=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,20 @@ class ChurnSettings:
     def records(self) -> int:
         """How many are appended."""
         return max(2, self.total // self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class CatchupSettings:
+    """`bench catchup`."""
+
+    logs: int = option(100, "How many logs.", least=1)
+    size: int = option(65_536, "Bytes a payload.", least=16, most=MIB)
+    total: int = option(256, "MiB of payload to append.", least=1, flag="mib", unit=MIB)
+
+    @property
+    def records(self) -> int:
+        """How many are appended to each log."""
+        return max(1, self.total // self.size // self.logs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,10 +302,11 @@ class LocalCluster:
         """Prepare, start all nodes at once and wait for all."""
         if not self.nodes:
             self.prepare()
-        for node_id, node in self.nodes.items():
-            if node.process is None:
-                self.spawn(node_id)
-        for node_id in self.nodes:
+        # One that runs has said that it is ready, and does not say it again.
+        started = [node_id for node_id, node in self.nodes.items() if node.process is None]
+        for node_id in started:
+            self.spawn(node_id)
+        for node_id in started:
             self.wait_ready(node_id)
 
     def kill9(self, *node_ids: int) -> None:

@@ -19,6 +19,7 @@ from ..calibrate import describe_machine
 from ..cluster import Cluster, create_logs, log_names, statuses
 from ..kv_load import KvSpec
 from ..load import LoadSpec
+from ..processes import Meter
 from ..report import append_figures, shares
 from ..settings import AppendSettings
 
@@ -40,7 +41,9 @@ def run_append(
         say(f"creating {settings.logs} logs on {cluster.count} nodes")
         setup_s = create_logs(yard, cluster, settings.logs)
         syncs = sum(int(status["fdatasyncs"]) for status in statuses(yard, cluster))
+        meter = Meter(cluster.pids)
         results = run_processes(specifications(settings, cluster), say)
+        used = meter.figures(sum(int(result["acknowledged"]) for result in results))
         after = statuses(yard, cluster)
         stored = sum(yard.log(name).latest()[1] for name in log_names(settings.logs))
     figures = append_figures(
@@ -54,6 +57,7 @@ def run_append(
         "nodes": cluster.count,
         **asdict(settings),
         **figures,
+        **used,
         "lost": lost,
         "stored": stored,
         "fdatasyncs": sum(int(status["fdatasyncs"]) for status in after) - syncs,
@@ -80,6 +84,7 @@ def specifications(settings: AppendSettings, cluster: Cluster) -> list[LoadSpec]
             seconds=settings.seconds,
             sample_one_in=SAMPLE_ONE_IN,
             runtime=settings.runtime,
+            rate=settings.rate * clients / settings.clients,
         )
         for lane, clients in enumerate(shares(settings.clients, processes))
     ]

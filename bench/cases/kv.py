@@ -15,6 +15,7 @@ from typing import Any
 from ..calibrate import describe_machine
 from ..cluster import Cluster, all_led, reach, statuses
 from ..kv_load import KvSpec
+from ..processes import Meter
 from ..report import append_figures, shares
 from ..settings import KvSettings
 from ..terms import Beside
@@ -37,7 +38,9 @@ def run_kv(settings: KvSettings, cluster: Cluster, directory: Path, say: Callabl
         syncs = sum(int(status["fdatasyncs"]) for status in statuses(yard, cluster))
         yard.create(TERMS, members=list(range(1, cluster.count + 1)), machine="kv")
         with Beside(cluster.addresses, TERMS, "kv") as terms:
+            meter = Meter(cluster.pids)
             results = run_processes(specifications(settings, cluster), say, MODULE)
+            used = meter.figures(sum(int(result["acknowledged"]) for result in results))
         after = statuses(yard, cluster)
         state = yard.kv(NAME).status()
     parallel = settings.clients if settings.mode != "watch" else settings.watchers
@@ -53,6 +56,7 @@ def run_kv(settings: KvSettings, cluster: Cluster, directory: Path, say: Callabl
         "nodes": cluster.count,
         **asdict(settings),
         **figures,
+        **used,
         "lost": lost,
         **terms.row(),
         "revision": state["revision"],

@@ -19,6 +19,7 @@ from typing import Any
 from ..calibrate import describe_machine
 from ..cluster import Cluster, all_led, reach
 from ..load import LoadSpec
+from ..processes import Meter
 from ..queue_load import QueueSpec
 from ..report import append_figures
 from ..settings import QueueSettings
@@ -42,7 +43,9 @@ def run_queue(settings: QueueSettings, cluster: Cluster, directory: Path, say: C
         declare_s = time.monotonic() - began
         yard.create(TERMS, members=list(range(1, cluster.count + 1)), machine="queue")
         with Beside(cluster.addresses, TERMS, "queue") as terms:
+            meter = Meter(cluster.pids)
             published, consumed = run_processes(settings, cluster, names, say)
+            used = meter.figures(int(published["acknowledged"]))
         stats = [yard.queue(name).stats() for name in names]
     figures = append_figures(
         [published], size=settings.size, clients=settings.publishers, window=settings.window, seconds=settings.seconds
@@ -56,6 +59,7 @@ def run_queue(settings: QueueSettings, cluster: Cluster, directory: Path, say: C
         "nodes": cluster.count,
         **asdict(settings),
         **figures,
+        **used,
         "declare_s": round(declare_s, 3),
         "consumed_per_s": round(consumed["counted"] / settings.seconds, 1) if consumed else 0,
         "consumed": consumed["consumed"] if consumed else 0,

@@ -19,6 +19,7 @@ import click
 
 from logyard.bench.settings import (
     AppendSettings,
+    CatchupSettings,
     ChurnSettings,
     FailoverSettings,
     IdleSettings,
@@ -30,6 +31,7 @@ from logyard.bench.settings import (
     SparkSettings,
 )
 
+from .bench_suite import bench_run
 from .output import Output, json_option
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,7 +39,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def bench() -> None:
-    """Measure: appends, idle logs, recovery, failover, replay, churn. Nodes and load are processes of their own.
+    """Measure: appends, idle logs, recovery, failover, replay, churn, and whole suites of them. Nodes and load are
+    processes of their own.
 
     \b
     Example:
@@ -304,6 +307,27 @@ def bench_churn(nodes: int, settings: ChurnSettings, directory: Path | None, vol
     show(report, output)
 
 
+@bench.command("catchup")
+@cluster_options(3)
+@options_of(CatchupSettings)
+def bench_catchup(
+    nodes: int, settings: CatchupSettings, directory: Path | None, volatile: bool, output: Output
+) -> None:
+    """Measure the seconds in which a member that lost its directory has everything again.
+
+    \b
+    Example:
+      logyard bench catchup --logs 100 --mib 256 --json
+    """
+    from logyard.bench.cases.catchup import run_catchup
+
+    if nodes < 3:
+        raise click.BadParameter("two nodes have no quorum after a loss: take three or more", param_hint="--nodes")
+    with bench_cluster(nodes, directory, volatile) as (cluster, where):
+        report = run_catchup(settings, cluster, where, output.say)
+    show(report, output)
+
+
 @bench.command("spark")
 @cluster_options(1)
 @options_of(SparkSettings)
@@ -325,6 +349,9 @@ def bench_spark(
     with bench_cluster(nodes, directory, volatile) as (cluster, where), session(master, "2g", output) as spark:
         report = run_spark(settings, cluster, where, spark, output.say)
     show(report, output)
+
+
+bench.add_command(bench_run)
 
 
 def commands() -> list[click.Command]:

@@ -14,6 +14,7 @@ import trio.testing
 
 from logyard.bench.calibrate import fdatasync_us, filesystem_of, memcpy_mb_per_s
 from logyard.bench.histogram import BUCKETS, Histogram, bucket_of, lower_edge
+from logyard.bench.load import Load, LoadSpec
 from logyard.bench.processes import cpu_seconds, family, resident_bytes
 from logyard.bench.report import append_figures, shares
 from logyard.bench.terms import Terms
@@ -53,6 +54,47 @@ def test_histograms_of_processes_merge_through_their_dumps() -> None:
     assert merged.counts == whole.counts
     assert merged.samples == 3000
     assert merged.quantile(0.5) == whole.quantile(0.5)
+
+
+def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append a hundredth of a second, answered at once but for a second in which nothing is: without intended send
+    times one of them would have been slow."""
+    clock = SimpleNamespace(now=0.0)
+    waiting: list[Any] = []
+
+    class Log:
+        def append_nowait(self, key: bytes, body: bytes) -> Any:
+            pending = SimpleNamespace(error=None, on_done=waiting.append)
+            batch = SimpleNamespace(pending=pending)
+            return SimpleNamespace(batch=batch, position=0)
+
+    class Runtime:
+        def event(self) -> trio.Event:
+            return trio.Event()
+
+        async def sleep(self, seconds: float) -> None:
+            clock.now += seconds
+            # One append may be under way when the stall begins.
+            if not 1.0 <= clock.now < 2.0:
+                for answer in waiting:
+                    answer()
+                waiting.clear()
+
+    monkeypatch.setattr("logyard.bench.load.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    spec = LoadSpec([], ["a"], 64, 8, 1, 1, 0, 0.0, 3.0, 1 << 30, rate=100.0)
+    load = Load(spec, cast(Any, [Log()]), cast(Any, Runtime()))
+    load.measure_until = 3.0
+
+    async def main() -> None:
+        await load.pace(0.0)
+
+    trio.run(main)
+    assert load.number == 300 and load.outstanding == 0
+    assert load.counted == pytest.approx(300, abs=2)
+    assert load.histogram.worst_seconds == pytest.approx(1.0, abs=0.02)
+    # A third of all were due during the stall, and waited for half a second on average.
+    assert load.histogram.mean == pytest.approx(1 / 6, rel=0.05)
+    assert load.histogram.quantile(0.5) < 0.01 and load.histogram.quantile(0.8) > 0.3
 
 
 def test_an_empty_histogram_says_nothing() -> None:

@@ -1,0 +1,146 @@
+"""`logyard bench run | compare`: the suite of `logyard.bench.suite` on clusters of real processes, and two of its runs
+side by side. Registered by `service.cli.bench`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from logyard.bench.suite.table import OURS, PROFILES, RIVALS
+
+from .output import Output, json_option
+
+if TYPE_CHECKING:
+    from logyard.bench.cluster import Cluster
+    from logyard.bench.suite.run import Contender
+    from logyard.bench.suite.table import Case, Profile
+
+REPORT = click.Path(file_okay=False, path_type=Path)
+
+
+@contextlib.contextmanager
+def local_cluster(
+    nodes: int, directory: Path, limits: Mapping[str, object] | None, environment: Mapping[str, str]
+) -> Iterator[Cluster]:
+    """Run nodes in a directory, as the suite asks for them."""
+    from ..local_cluster import LocalCluster
+
+    with LocalCluster(directory, nodes, limits=limits, environment=environment) as cluster:
+        cluster.start()
+        yield cluster
+
+
+def our_system() -> Contender:
+    """Return logyard itself as the suite runs it."""
+    from logyard import __version__
+    from logyard.bench.suite.ours import run_ours
+    from logyard.bench.suite.run import Contender
+
+    def run_one(case: Case, profile: Profile, directory: Path, processes: int) -> dict[str, Any]:
+        return run_ours(case, profile, local_cluster, directory, lambda text: None, processes)
+
+    return Contender(OURS, __version__, run_one)
+
+
+def rivals_of(profile: Profile, against: str | None) -> list[str]:
+    """Return who is measured beside us: those that were named, else the profile's."""
+    if against is None:
+        return list(profile.rivals)
+    names = [name.strip() for name in against.split(",") if name.strip()]
+    wrong = [name for name in names if name not in RIVALS]
+    if wrong:
+        raise click.BadParameter(f"{', '.join(wrong)}: one of {', '.join(RIVALS)}", param_hint="--against")
+    return list(dict.fromkeys(names))
+
+
+def narrowed(profile: Profile, cases: str | None) -> Profile:
+    """Return the profile with the cases that were named alone."""
+    from logyard.bench.suite.table import case_of
+
+    if cases is None:
+        return profile
+    names = tuple(case_of(name.strip()).name for name in cases.split(",") if name.strip())
+    return dataclasses.replace(profile, cases=names)
+
+
+@click.command("run")
+@click.argument("profile", type=click.Choice(list(PROFILES)))
+@click.option("--against", metavar="LIST", help=f"Rivals, by commas: {', '.join(RIVALS)}. Empty: none.")
+@click.option("--cases", metavar="LIST", help="Only these cases of the table, by commas.")
+@click.option("--report", "directory", type=REPORT, help="Samples and report; goes on where it stopped.")
+@click.option("--volatile", is_flag=True, help="Allow a directory in memory (tmpfs).")
+@json_option
+def bench_run(
+    profile: str, against: str | None, cases: str | None, directory: Path | None, volatile: bool, output: Output
+) -> None:
+    """Measure many cases, beside rivals in alternating rounds: smoke 2 minutes, standard 20, full 6 hours.
+
+    A run that was broken off goes on with the same --report. A rival that is not installed is a row that says how
+    to install it. Exit 1 if a case of ours gave no figure.
+
+    \b
+    Example:
+      logyard bench run standard --against etcd,ra --report ./figures --json
+    """
+    from logyard.bench.calibrate import VOLATILE, filesystem_of
+    from logyard.bench.suite.run import run_suite
+    from logyard.bench.suite.samples import Samples, plan
+    from logyard.bench.suite.table import case_of
+
+    chosen = narrowed(PROFILES[profile], cases)
+    systems = [our_system()]
+    where = directory or Path(time.strftime(f"bench-{profile}-%Y%m%d-%H%M%S", time.gmtime()))
+    kind = filesystem_of(where)
+    if kind in VOLATILE and not volatile:
+        raise click.BadParameter(f"{where} is in memory ({kind}): give another, or --volatile", param_hint="--report")
+    samples = Samples(where)
+    names = [system.name for system in systems]
+    if samples.begin(chosen, names):
+        output.say(f"going on with what {where} has")
+    total = len(plan([case_of(name) for name in chosen.cases], names, chosen.rounds, OURS))
+    with output.progress("samples", total) as step:
+        failed = run_suite(chosen, systems, samples, output.say, step)
+    conclude(samples, [str(sample.case) for sample in failed if sample.system == OURS], output)
+
+
+def conclude(samples: Any, failed: Sequence[str], output: Output) -> None:
+    """Show the medians, and the outcome."""
+    from logyard.bench.suite.figures import rows
+
+    found = rows(samples.all())
+    output.table(
+        "bench run", ("case", "system", "median", "least - most", "p50 / p99 ms", "note"),
+        [cells(row) for row in found],
+    )  # fmt: skip
+    output.result(
+        {
+            "ok": not failed,
+            "report": str(samples.directory),
+            "rows": [plain_row(row) for row in found],
+            "failed": list(dict.fromkeys(failed)),
+        },
+        f"samples and report: {samples.directory}",
+    )
+
+
+def cells(row: Any) -> tuple[str, ...]:
+    """Return a row's cells for a human."""
+    unit = f" {row.case.unit}" if row.rounds else ""
+    times = [f"{row.beside[key]:.4g}" for key in ("p50_ms", "p99_ms") if key in row.beside]
+    return (
+        row.case.name, f"{row.system} {row.version}", f"{row.median:,.6g}{unit}" if row.rounds else "-",
+        f"{row.low:,.6g} - {row.high:,.6g}" if row.rounds else "-", " / ".join(times),
+        "; ".join([*row.failed, *row.notes]),
+    )  # fmt: skip
+
+
+def plain_row(row: Any) -> dict[str, Any]:
+    """Return a row for --json."""
+    return {**row._asdict(), "case": row.case.name, "figure": row.case.figure, "unit": row.case.unit}

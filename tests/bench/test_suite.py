@@ -1,0 +1,217 @@
+"""The suite without anything started: what is run, what is not run again, what becomes of the figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logyard.bench.settings import AppendSettings
+from logyard.bench.suite import ours, run
+from logyard.bench.suite.figures import compare, rows
+from logyard.bench.suite.run import Contender, run_suite
+from logyard.bench.suite.samples import Sample, Samples, plan
+from logyard.bench.suite.sync_delay import delayed_environment
+from logyard.bench.suite.table import CASES, OURS, PROFILES, BadSuite, Profile, SuiteFailed, case_of
+
+TINY = Profile("tiny", "for tests", ("closed-256", "recover-100"), 3, 0.1, 0.0)
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def uncounted(count: int) -> None:
+    pass
+
+
+def system(name: str, rate: float = 100.0, **more: Any) -> tuple[Contender, list[str]]:
+    asked: list[str] = []
+
+    def run_one(case: Any, profile: Profile, directory: Path, processes: int) -> dict[str, Any]:
+        asked.append(case.name)
+        return {case.figure: rate + len(asked), "p50_ms": 1.0, "p99_ms": 2.0, **more}
+
+    return Contender(name, "1.0", run_one), asked
+
+
+@pytest.fixture(autouse=True)
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "describe_machine", lambda directory: {"fdatasync_us": 100.0})
+
+
+def test_every_case_of_a_profile_is_in_the_table_and_has_settings_of_its_kind() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+    for profile in PROFILES.values():
+        for name in profile.cases:
+            case = case_of(name)
+            settings = ours.settings_of(case, profile)
+            assert set(case.settings) <= {one.name for one in dataclasses.fields(settings)}, name
+    with pytest.raises(BadSuite, match="no case nothing"):
+        case_of("nothing")
+
+
+def test_a_load_lasts_as_long_as_the_profile_says() -> None:
+    settings = ours.settings_of(case_of("open-256"), PROFILES["smoke"], 2)
+    assert isinstance(settings, AppendSettings)
+    assert (settings.seconds, settings.processes, settings.rate) == (8.0, 2, 2000.0)
+    assert ours.settings_of(case_of("idle-10000"), PROFILES["full"]).seconds == 10.0
+
+
+def test_rounds_alternate_and_begin_with_another_system_each() -> None:
+    found = plan([case_of("closed-256"), case_of("recover-100")], [OURS, "etcd", "ra"], 2, OURS)
+    assert [(one.case, one.system, one.round) for one in found] == [
+        ("closed-256", OURS, 1), ("closed-256", "etcd", 1), ("closed-256", "ra", 1),
+        ("closed-256", "etcd", 2), ("closed-256", "ra", 2), ("closed-256", OURS, 2),
+        ("recover-100", OURS, 1), ("recover-100", OURS, 2),
+    ]  # fmt: skip
+
+
+def test_a_rival_is_not_asked_with_a_delay_that_it_cannot_have() -> None:
+    case = case_of("closed-256-sync-1ms")
+    assert case.sync_delay_ms == 1.0 and not case.for_rivals
+
+
+def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+    samples = Samples(tmp_path / "report")
+    assert samples.begin(TINY, [OURS]) is False
+    one, asked = system(OURS)
+    assert run_suite(TINY, [one], samples, quiet, uncounted) == []
+    assert asked == ["closed-256"] * 3 + ["recover-100"] * 3
+    samples.place(Sample("closed-256", OURS, 2)).unlink()
+    samples.place(Sample("recover-100", OURS, 1)).write_text('{"case": "recover-1')
+    again, asked = system(OURS)
+    assert Samples(tmp_path / "report").begin(TINY, [OURS]) is True
+    steps: list[int] = []
+    assert run_suite(TINY, [again], samples, quiet, steps.append) == []
+    assert asked == ["closed-256", "recover-100"]
+    assert sum(steps) == 6
+    assert not (tmp_path / "report" / "work").exists()
+
+
+def test_what_failed_is_a_row_and_is_run_again(tmp_path: Path) -> None:
+    def fails(*_: object) -> dict[str, Any]:
+        raise OSError(2, "no such thing")
+
+    samples = Samples(tmp_path)
+    failed = run_suite(TINY, [Contender(OURS, "1.0", fails)], samples, quiet, uncounted)
+    assert len(failed) == 6
+    (row, _) = rows(samples.all())
+    assert row.rounds == 0 and row.failed == ["FileNotFoundError: [Errno 2] no such thing"]
+    one, asked = system(OURS)
+    run_suite(TINY, [one], samples, quiet, uncounted)
+    assert len(asked) == 6
+
+
+def test_a_check_that_failed_is_no_figure(tmp_path: Path) -> None:
+    one, _ = system(OURS, ok=False, problems=["3 acknowledged records are lost"])
+    samples = Samples(tmp_path)
+    run_suite(TINY, [one], samples, quiet, uncounted)
+    row = rows(samples.all())[0]
+    assert row.rounds == 0 and row.failed == ["3 acknowledged records are lost"]
+
+
+def test_a_rival_that_is_not_installed_is_a_row_that_says_how_to(tmp_path: Path) -> None:
+    ours_, _ = system(OURS)
+    samples = Samples(tmp_path)
+    failed = run_suite(
+        TINY, [ours_, Contender("redis", "", None, "apt-get install redis-server")], samples, quiet, uncounted
+    )
+    assert {sample.system for sample in failed} == {"redis"}
+    row = next(row for row in rows(samples.all()) if row.system == "redis")
+    assert row.failed == ["not installed: apt-get install redis-server"]
+
+
+def test_busy_load_processes_are_doubled_and_that_is_remembered(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def run_one(case: Any, profile: Profile, directory: Path, processes: int) -> dict[str, Any]:
+        asked.append(processes)
+        # Twice the processes do more with a smaller share each.
+        return {case.figure: 100.0 * processes, "client_cpu_s": 9.5, "seconds": 10.0, "warmup_s": 0.0}
+
+    samples = Samples(tmp_path)
+    profile = dataclasses.replace(TINY, cases=("closed-256",), rounds=2)
+    run_suite(profile, [Contender(OURS, "1.0", run_one)], samples, quiet, uncounted)
+    assert asked == [1, 2, 2]
+    found = samples.read(Sample("closed-256", OURS, 1))
+    assert found is not None and found["processes"] == 2 and found["figures"]["client_share"] == 0.475
+
+
+def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
+    Samples(tmp_path / "a").begin(TINY, [OURS, "etcd"])
+    with pytest.raises(BadSuite, match=r"holds a run tiny of logyard, etcd"):
+        Samples(tmp_path / "a").begin(TINY, [OURS])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "letter.txt").write_text("mine")
+    with pytest.raises(BadSuite, match="holds no run"):
+        Samples(tmp_path / "b").begin(TINY, [OURS])
+    (tmp_path / "a" / "suite.json").write_text('{"format": 99}')
+    with pytest.raises(BadSuite, match="not of a release"):
+        Samples(tmp_path / "a").told()
+
+
+def sample(case: str, figure: float | None, number: int, who: str = OURS, **more: Any) -> dict[str, Any]:
+    figures = {case_of(case).figure: figure, **more}
+    found = {"case": case, "system": who, "round": number, "version": "1.0", "figures": figures}
+    return found if figure is not None else {**found, "failed": "it ended"}
+
+
+def test_a_row_has_the_median_and_its_spread() -> None:
+    values = (100.0, 300.0, 110.0, None)
+    (row,) = rows(sample("closed-256", value, at, p99_ms=value) for at, value in enumerate(values))
+    assert (row.rounds, row.median, row.low, row.high) == (3, 110.0, 100.0, 300.0)
+    assert row.beside["p99_ms"] == 110.0
+    assert row.failed == ["it ended"]
+
+
+def test_a_row_says_when_its_clients_were_busy() -> None:
+    (row,) = rows([sample("closed-256", 1.0, 1, client_share=0.97)])
+    assert row.notes == ["the load processes were busy: the system may do more"]
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "after", "worse"),
+    [
+        ("closed-256", 100.0, 81.0, False),
+        ("closed-256", 100.0, 79.0, True),
+        ("closed-256", 100.0, 500.0, False),
+        ("recover-100", 1.0, 1.2, False),
+        ("recover-100", 1.0, 1.3, True),
+        ("recover-100", 1.0, 0.1, False),
+    ],
+)
+def test_worse_is_less_of_what_is_good_and_more_of_what_is_not(
+    case: str, before: float, after: float, worse: bool
+) -> None:
+    (change,), missing = compare(rows([sample(case, before, 1)]), rows([sample(case, after, 1)]), 0.2)
+    assert change.worse is worse and not missing
+    assert change.ratio == pytest.approx(after / before if case_of(case).more else before / after)
+
+
+def test_a_comparison_has_the_spread_of_both_and_names_what_is_missing() -> None:
+    before = rows([*(sample("closed-256", v, at) for at, v in enumerate((90.0, 100.0, 120.0))),
+                   sample("alone-256", 1.0, 1), sample("kv-put", None, 1)])  # fmt: skip
+    after = rows([*(sample("closed-256", v, at) for at, v in enumerate((180.0, 200.0, 240.0))),
+                  sample("kv-put", 5.0, 1)])  # fmt: skip
+    (change,), missing = compare(before, after, 0.2)
+    assert (change.ratio, change.low) == (2.0, 180 / 120) and change.high == pytest.approx(240 / 90)
+    assert missing == ["alone-256 of logyard is only in A", "kv-put of logyard is only in B"]
+
+
+def test_samples_can_be_read_as_json(tmp_path: Path) -> None:
+    one, _ = system(OURS)
+    samples = Samples(tmp_path)
+    run_suite(dataclasses.replace(TINY, rounds=1), [one], samples, quiet, uncounted)
+    found = json.loads((tmp_path / "raw" / "closed-256" / "logyard-1.json").read_text())
+    assert found["machine"] == {"fdatasync_us": 100.0} and found["figures"]["ops_per_s"] == 101.0
+
+
+def test_without_a_compiler_a_delay_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert delayed_environment(tmp_path, 0.0) == {}
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(SuiteFailed, match="apt-get install gcc"):
+        delayed_environment(tmp_path, 1.0)
