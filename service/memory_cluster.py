@@ -75,8 +75,9 @@ class MemoryCluster:
         system = build_system(self.path / f"node-{number}", number, "testing", self.config, machines=self._machine)
         await system.open()
         peers = self.network.join(
-            number, system.inbound, peers=[], healthy=system.disk_health.healthy, digest=system.digests.digest,
-            origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
+            number, system.host.inbound, peers=[], healthy=system.host.disk_health.healthy,
+            digest=system.quiescence.digests.digest, origin=system.incarnation.origin,
+            known=system.incarnation.acquaintances, vitals=system.vitals,
         )  # fmt: skip
         scope, ended = self._scopes[number] = trio.CancelScope(), trio.Event()
         await self._nursery.start(self._run, number, partial(system.run, peers), scope, ended)
@@ -154,7 +155,7 @@ class MemoryCluster:
 
     def _leads(self, number: int, name: str) -> bool:
         system = self.nodes[number].system
-        member = system.unquiesce.find(system.names.get(name, 0))
+        member = system.quiescence.unquiesce.find(system.names.get(name, 0))
         if member is None:
             return False
         raft = member.raft
@@ -206,7 +207,9 @@ class MemoryCluster:
         states: dict[int, tuple[dict[str, bytes], bytes]] = {}
         for number, node in self.nodes.items():
             member = self.member(number, name)
-            assert not node.system.snapshots.compare(member, member.raft.applied), f"node {number} released too much"
+            assert not node.system.transfers.snapshots.compare(member, member.raft.applied), (
+                f"node {number} released too much"
+            )
             sections = {section: bytes(data) for section, data in member.machine.snapshot().items()}
             states[number] = sections, member.liveness.encode_live_set(member.raft.applied)
         first = next(iter(states.values()))

@@ -77,11 +77,13 @@ class Node:
         self.metrics_port = 0
         self.doors: list[Door] = []
         # The bytes of a connection: their commands share a turn.
-        self._submit = system.commands.submit
+        self._submit = system.replicas.commands.submit
         self.receiving = system.ready_loop.hold
         self.received = system.ready_loop.release
         self.at_turn_end = system.ready_loop.at_turn_end
-        waits = Waits(system.leadership.led, system.leadership.read_index, system.follower_reads.within)
+        waits = Waits(
+            system.replicas.leadership.led, system.replicas.leadership.read_index, system.host.follower_reads.within
+        )
         self._reads = Consistency(self._find, waits)
         self.consistent = self._reads.member
         self._compose_groups()
@@ -91,61 +93,68 @@ class Node:
 
     def _compose_groups(self) -> None:
         system = self.system
-        groups = group_verbs.Groups(
-            system.names, system.members, system.member, lambda uid: system.unquiesce.find(uid, use=True)
-        )
-        verbs = GroupVerbs(groups, system.groups, system.commands.propose)
+        groups = group_verbs.Groups(system.names, system.members, system.member, system.quiescence.lookup.find_used)
+        verbs = GroupVerbs(groups, system.host.groups, system.replicas.commands.propose)
         self.create_groups, self.delete_group = verbs.create_groups, verbs.delete_group
         self.require_kind, self.locate = verbs.require_kind, verbs.locate
         self.membership = Membership(
-            self.node_id, system.member, lambda: system.peers.nodes, system.groups.check_room, system.mark
+            self.node_id,
+            system.member,
+            lambda: system.peers.nodes,
+            system.host.groups.check_room,
+            system.ready_loop.rouse,
         )
         self.change_members = self.membership.change_members
         self.change_membership = self.membership.change_membership
         self.leave_joint = self.membership.leave_joint
-        self.transfer, self.campaign = system.leadership.transfer, system.leadership.campaign
-        self.force_shrink, self.forget_node = system.leadership.force_shrink, system.decommission.forget_node
+        leadership = system.replicas.leadership
+        self.transfer, self.campaign = leadership.transfer, leadership.campaign
+        self.force_shrink, self.forget_node = leadership.force_shrink, system.host.decommission.forget_node
 
     def _compose_logs(self) -> None:
-        system, config = self.system, self.config
-        reader = LogReader(self.node_id, system.reader, system.repair.stretch, system.log_repair.found)
+        system, replicas, config = self.system, self.system.replicas, self.config
+        reader = LogReader(
+            self.node_id, replicas.reader, system.repair.payload_repair.stretch, system.repair.log_repair.found
+        )
         verbs = LogVerbs(
             self.node_id,
             log_verbs.Limits(config.entry_records_max, config.poll_bytes_max, config.poll_wait_s_max),
             system.member, self._reads, reader,
             log_verbs.Leader(
-                system.leadership.read_index, system.versions.require, partial(self.command, reserved=True)
+                replicas.leadership.read_index, replicas.versions.require, partial(self.command, reserved=True)
             ),
         )  # fmt: skip
         self.poll, self.read_body, self.bounds = verbs.poll, verbs.read_body, verbs.bounds
         self.truncate, self.retain, self.open_producer = verbs.truncate, verbs.retain, verbs.open_producer
         self.open_epoch, self.epoch_state, self.close_epoch = verbs.open_epoch, verbs.epoch_state, verbs.close_epoch
-        groups = log_scan.Groups(system.names, system.members, system.quiesced, self._find)
-        scans = LogScan(self.node_id, config.poll_bytes_max, groups, system.reader)
+        groups = log_scan.Groups(system.names, system.members, system.quiescence.table, self._find)
+        scans = LogScan(self.node_id, config.poll_bytes_max, groups, system.replicas.reader)
         self.log_rows, self.scan, self.seek = scans.log_rows, scans.scan, scans.seek
-        self.changed_logs = LogChanges(system.names, system.members, system.quiesced).since
+        self.changed_logs = LogChanges(system.names, system.members, system.quiescence.table).since
         stored = log_audit.Stored(
-            system.store, system.reader.payload_entries, system.wal.read_payload, system.storage.location
+            system.store, system.replicas.reader.payload_entries, system.wal.read_payload, system.storage.location
         )
-        self.audit = LogAudit(self.node_id, self._find, stored, system.snapshots.compare).audit
+        self.audit = LogAudit(self.node_id, self._find, stored, system.transfers.snapshots.compare).audit
 
     def _compose_machines(self) -> None:
         system, wait_s_max = self.system, self.config.poll_wait_s_max
-        sessions = machine_verbs.Sessions(system.heartbeats.open, system.commands.commit, system.delivery.stir)
+        sessions = machine_verbs.Sessions(
+            system.replicas.heartbeats.open, system.replicas.commands.commit, system.replicas.delivery.stir
+        )
         verbs = MachineVerbs(system.member, wait_s_max, self._reads, sessions)
         self.open_session, self.close_session = verbs.open_session, verbs.close_session
         self.session_reply, self.wait_applied, self.query = verbs.session_reply, verbs.wait_applied, verbs.query
-        self.heartbeat = system.heartbeats.heard
+        self.heartbeat = system.replicas.heartbeats.heard
         groups = pushes.Groups(self.node_id, system.members, system.member, system.has)
-        self.listen = Listening(groups, system.delivery, system.effects.on_listening).listen
-        reads = KvReads(system.reader, system.repair.stretch, system.log_clock.now)
+        self.listen = Listening(groups, system.replicas.delivery, system.replicas.effects.on_listening).listen
+        reads = KvReads(system.replicas.reader, system.repair.payload_repair.stretch, system.replicas.log_clock.now)
         watches = Watches(kv_watch.Groups(self.node_id, system.member, system.has), reads.read)
         self.kv: KvPort = KvVerbs(self.node_id, wait_s_max, self.consistent, reads, watches)
 
     def _compose_status(self) -> None:
         system = self.system
         groups = status.Groups(
-            self.node_id, system.names, system.members, system.quiesced, system.leader_cache, system.store.homes
+            self.node_id, system.names, system.members, system.quiescence.table, system.leader_cache, system.store.homes
         )
         rows = GroupStatus(groups)
         self.groups, self.board, self.key_metrics = rows.rows, rows.board, rows.key_metrics
@@ -157,23 +166,23 @@ class Node:
         """Return what the engine's parts say of themselves, by the status's key. `apply` is of this process: entries it
         applied since its start, the processor time of that, and of the start's replay of the write-ahead log."""
         system, storage, disk = self.system, self.system.storage, self.system.disk
-        applier, counters, location = system.applier, system.counters, storage.location
+        applier, counters, location = system.replicas.applier, system.counters, storage.location
         writer = system.writer
         return {
             "epoch": lambda: system.incarnation.epoch,
-            "damage": lambda: system.log_repair.status() | system.refill.status(),
+            "damage": lambda: system.repair.log_repair.status() | system.repair.refill.status(),
             "active": lambda: len(system.active),
             "live_nodes": lambda: sorted(system.live),
             "fdatasyncs": lambda: disk.fdatasyncs,
             "bytes_written": lambda: disk.bytes_written,
             "busy": lambda: dict(counters.busy),
-            "listening": lambda: len(system.delivery.sinks),
-            "pushes_dropped": lambda: system.delivery.dropped,
-            "liveness_mismatches": lambda: system.snapshots.mismatches,
-            "forks": lambda: system.replica_gc.forked,
-            "snapshots_taken": lambda: system.snapshots.taken,
-            "snapshots_sent": lambda: system.snapshot_sender.sent,
-            "snapshots_installed": lambda: system.snapshot_receiver.installed,
+            "listening": lambda: len(system.replicas.delivery.sinks),
+            "pushes_dropped": lambda: system.replicas.delivery.dropped,
+            "liveness_mismatches": lambda: system.transfers.snapshots.mismatches,
+            "forks": lambda: system.host.replica_gc.forked,
+            "snapshots_taken": lambda: system.transfers.snapshots.taken,
+            "snapshots_sent": lambda: system.transfers.snapshot_sender.sent,
+            "snapshots_installed": lambda: system.transfers.snapshot_receiver.installed,
             "migrated_files": lambda: storage.compactor.files,
             "migrated_bytes": lambda: storage.compactor.bytes,
             "apply": lambda: {
@@ -185,7 +194,7 @@ class Node:
                 "files": len(system.wal.files),
                 "allocated_bytes": system.wal.allocated_bytes(),
                 "sealed": len(location.files),
-                **system.group_commit.status(),
+                **system.storage.group_commit.status(),
             },
             "segments": storage.segments.status,
             "jobs": storage.jobs.status,
@@ -193,15 +202,15 @@ class Node:
             "writer": writer.status if writer is not None else lambda: dict(status.NO_WRITER),
             "cache_bytes": lambda: system.cache.bytes,
             "budget": system.admission.status,
-            "space": system.space.status,
-            "disk": system.slow_disk.status,
-            "followers": system.outbound.status,
-            "transfers": system.snapshot_receiver.status,
-            "pieces_served": lambda: system.pull_answers.pieces,
+            "space": system.storage.space.status,
+            "disk": system.host.slow_disk.status,
+            "followers": system.host.outbound.status,
+            "transfers": system.transfers.snapshot_receiver.status,
+            "pieces_served": lambda: system.transfers.pull_answers.pieces,
             "pins_expired": lambda: location.expired,
-            "repaired_entries": lambda: system.repair.fetched,
-            "repairs_failed": lambda: system.repair.failed,
-            "scrub": system.scrub.status,
+            "repaired_entries": lambda: system.repair.payload_repair.fetched,
+            "repairs_failed": lambda: system.repair.payload_repair.failed,
+            "scrub": system.repair.scrub.status,
             "peers": lambda: [one._asdict() for one in system.peers.status()],
         }
 
@@ -246,13 +255,13 @@ class Node:
         """Leave out the command that halted the group's machine, on every member; return when it is. On the leader
         only; raises `NotLeader`, `Refused`, `Rejected`."""
         pending: PendingReply[bytes] = PendingReply()
-        self.system.quarantine.request(self.system.member(name), index, ordinal, pending)
+        self.system.replicas.quarantine.request(self.system.member(name), index, ordinal, pending)
         await pending.wait(trio.Event)
 
     async def snapshot(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Snapshot the named groups' members on this node (all of them by default); return counts and bytes."""
         members = [self.system.member(name) for name in names] if names else list(self.system.members.values())
-        return await self.system.snapshots.take(members)
+        return await self.system.transfers.snapshots.take(members)
 
     async def compact(self) -> dict[str, Any]:
         """Migrate every live payload to generations, rewrite sparse ones, give dead space back."""
@@ -266,7 +275,7 @@ class Node:
 
     def scrub(self, start: bool) -> dict[str, Any]:
         """Ask for a whole pass from here on, or just look: `wanted` is the number of `passes` by which it has ended."""
-        scrub = self.system.scrub
+        scrub = self.system.repair.scrub
         return {"wanted": scrub.ask() if start else 0, "epoch": self.system.incarnation.epoch, **scrub.status()}
 
     def metrics(self) -> tuple[str, bytes]:
@@ -316,8 +325,8 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
             own = system.incarnation
             peers = Peers(
                 config.id, config.cluster, own.epoch, {config.id: config.peer_listen, **config.peers},
-                TransportConfig.of(limits), system.inbound, healthy=system.disk_health.healthy,
-                at_rest=system.ticker.is_resting, digest=system.digests.digest,
+                TransportConfig.of(limits), system.host.inbound, healthy=system.host.disk_health.healthy,
+                at_rest=system.host.ticker.is_resting, digest=system.quiescence.digests.digest,
                 guard=None if peer_door is None else PeerGuard(peer_door), secret=read_secret(config),
                 origin=own.origin, known=own.acquaintances, vitals=system.vitals,
             )  # fmt: skip

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from logyard.engine.host.leader_cache import LeaderCache
-from logyard.engine.host.names import Names
 from logyard.engine.log.wal import Wal
 from logyard.engine.ports import HomePort, StorePort
+from logyard.engine.quiesce.names import Names
 from logyard.engine.quiesce.quiesced_table import QuiescedTable, Row
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.state import FOLLOWER, ROLE_NAMES

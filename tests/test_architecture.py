@@ -24,11 +24,18 @@ OF_THE_LOOP = tuple(
     for name in (
         "group_commit", "space", "location", "liveness_accounting", "segment_files", "segment_writer", "compactor",
         "janitor", "group_logs", "rehoming", "checkpoints", "checkpoint_rows", "meta_batch", "gc_blockers", "cache",
+        "compose",
     )
 )  # fmt: skip
 """Of the log, what runs beside a node's loop and knows its members: nobody who reads a stopped directory has these."""
 HEALTH = ("logyard.engine.disk.health", "logyard.engine.disk.slow_disk", "logyard.engine.disk.rate_limiter")
 """Of the disk, what measures how a node writes to it."""
+
+COMPOSES = "logyard.engine.host.engine"
+"""The object that builds the engine, floor by floor from below. No part knows it."""
+
+GROUND_OF_A_NODE = "logyard.engine.replica.ground"
+"""What composing functions are given of a node."""
 
 # package -> what it may import of ours. Longest prefix of the importing module wins.
 FLOORS: dict[str, tuple[str, ...]] = {
@@ -46,7 +53,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         OF_THE_LOOP,
         (
             TOP, "logyard.engine.log", "logyard.engine.snapshot", "logyard.engine.raft.membership",
-            "logyard.engine.raft.core", "logyard.engine.replica.member", "logyard.payloads.reference",
+            "logyard.engine.raft.core", "logyard.engine.replica.member", "logyard.engine.replica.ground",
+            "logyard.payloads.reference",
         ),
     ),
     "logyard.engine.snapshot": (TOP, "logyard.engine.snapshot", "logyard.payloads.reference"),
@@ -56,6 +64,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "logyard.engine.log.recovered", "logyard.engine.log.segment", "logyard.engine.recovery.rebuild",
         "logyard.engine.transport.blobs",
         "logyard.payloads.reference",
+    ),
+    # What all floors of a node stand on, and how this one is composed on the one below.
+    **dict.fromkeys(
+        ("logyard.engine.replica.ground", "logyard.engine.replica.compose"),
+        (
+            TOP, "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log",
+            "logyard.engine.transport.blobs", "logyard.engine.transport.network",
+        ),
     ),
     "logyard.engine.recovery": (
         TOP, "logyard.engine.recovery", "logyard.engine.log", "logyard.engine.snapshot",
@@ -81,11 +97,17 @@ FLOORS: dict[str, tuple[str, ...]] = {
         TOP, "logyard.engine.quiesce", "logyard.engine.recovery", "logyard.engine.replica", "logyard.engine.raft",
         "logyard.engine.log", "logyard.engine.transport.blobs",
     ),
+    # Who sleeps has a snapshot, and may wake damaged.
+    "logyard.engine.quiesce.compose": (
+        TOP, "logyard.engine.quiesce", "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log",
+        "logyard.engine.repair.log_repair", "logyard.engine.transfer.snapshot_store", "logyard.engine.transport.blobs",
+    ),
     "logyard.engine.host": (
         TOP, "logyard.engine.host", "logyard.engine.quiesce", "logyard.engine.transfer", "logyard.engine.repair",
         "logyard.engine.recovery", "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.log",
         "logyard.engine.snapshot", "logyard.engine.transport.blobs", "logyard.payloads.reference",
     ),
+    COMPOSES: ("logyard.engine",),
     "logyard.payloads": ("logyard.payloads",),
     "logyard.client": ("logyard.client",),
     "logyard.machines": (
@@ -154,9 +176,6 @@ GROUND_LIBRARIES = frozenset({"msgpack", *sys.stdlib_module_names})
 """All that protocol/ may import from outside: it loads wherever a client does."""
 GROUND_LATER = {"logyard.protocol.compression": "zstandard"}
 """What one module imports from outside when it is first used: a client that compresses nothing does without."""
-
-COMPOSES = "logyard.engine.host.engine"
-"""The object that builds the engine's parts bottom-up. None of them knows it."""
 
 HARMLESS = frozenset({"trio.socket.SocketType"})
 """Naming a type opens no door."""
@@ -302,6 +321,21 @@ def composing_offences(source: Source) -> list[str]:
     ]
 
 
+def floor_as_argument_offences(source: Source) -> list[str]:
+    """Find who is no composing function and knows a floor as a whole: a part is given parts."""
+    if (
+        not within(source.module, ["logyard.engine"])
+        or source.path.endswith("/compose.py")
+        or source.module == COMPOSES
+    ):
+        return []
+    return [
+        f"{source.path}:{line}: {name} is for who composes"
+        for line, name in source.imports
+        if name.endswith(".compose") or ".compose." in name or within(name, [GROUND_OF_A_NODE])
+    ]
+
+
 def later_libraries(source: Source, line: int) -> set[str]:
     """What a line inside of a function may import."""
     functions = (node for node in source.nodes if isinstance(node, ast.FunctionDef))
@@ -337,6 +371,10 @@ def test_the_ground_floor_needs_msgpack_alone() -> None:
 
 def test_no_part_knows_the_whole_engine() -> None:
     report(composing_offences, product_sources())
+
+
+def test_no_part_is_given_a_floor() -> None:
+    report(floor_as_argument_offences, product_sources())
 
 
 def test_no_files_import_one_another() -> None:
@@ -416,6 +454,8 @@ def planted(module: str, text: str) -> Source:
         (door_offences, "logyard.payloads.store", "from lmdb import Environment"),
         (lmdb_offences, "logyard.service.check.run", "import lmdb"),
         (composing_offences, "logyard.engine.host.inbound", "def f():\n    from .engine import System"),
+        (floor_as_argument_offences, "logyard.engine.host.inbound", "from ..log.compose import Storage"),
+        (floor_as_argument_offences, "logyard.engine.repair.scrub", "from ..replica.ground import Ground"),
         (composing_offences, "logyard.bench.load", "from logyard.engine.host.engine import System"),
         (freedom_offences, "logyard.client.session", "import trio"),
         (freedom_offences, "logyard.client.aio", "import lmdb"),
@@ -442,6 +482,7 @@ def test_a_planted_offence_is_caught(rule: Callable[[Source], list[str]], module
         (door_offences, "logyard.payloads.store", "import lmdb\ndef f(e: lmdb.Environment): pass"),
         (door_offences, "logyard.service.rpc_fake", "socket = make()\nsocket.close()"),
         (bare_offences, "logyard.engine.log.wal", "from ..disk import Disk"),
+        (floor_as_argument_offences, "logyard.engine.repair.compose", "from ..log.compose import Storage"),
         (composing_offences, "logyard.service.node", "from logyard.engine.host.engine import System"),
     ],
 )

@@ -143,7 +143,9 @@ async def each(source: AsyncIterable[int] | Iterable[int]) -> AsyncIterator[int]
         found = [x async for x in source if await one.wants(await x)]
     raise StopAsyncIteration
 """
-    assert blocking(text, "x.py").split("\n", 1)[1] == """from collections.abc import Iterable, Iterator
+    assert (
+        blocking(text, "x.py").split("\n", 1)[1]
+        == """from collections.abc import Iterable, Iterator
 
 
 def each(source: Iterable[int] | Iterable[int]) -> Iterator[int]:
@@ -152,6 +154,7 @@ def each(source: Iterable[int] | Iterable[int]) -> Iterator[int]:
         found = [x for x in source if one.wants(x)]
     raise StopIteration
 """
+    )
 
 
 def tracked_files() -> list[str]:

@@ -24,11 +24,11 @@ PROBE = b"logyard".ljust(512, b"\0")
 
 
 class DiskHealth:
-    """One node's. A WAL write of many batches counts as alive while its batches get done. `is_resting`: no group here
-    needs a tick; `spawn` starts a task of the node."""
+    """One node's. A WAL write of many batches counts as alive while its batches get done. `spawn` starts a task of the
+    node."""
 
     __slots__ = (
-        "probes", "probe_seconds", "_disk", "_directory", "_config", "_group_commit", "_is_resting", "_spawn",
+        "probes", "probe_seconds", "_disk", "_directory", "_config", "_group_commit", "_spawn",
         "_batch", "_batch_at", "_probed", "_probing", "_synced", "_fd",
     )  # fmt: skip
 
@@ -38,14 +38,12 @@ class DiskHealth:
         directory: Path,
         config: SystemConfig,
         group_commit: GroupCommit,
-        is_resting: Callable[[], bool],
         spawn: Callable[[Callable[[], Awaitable[None]]], None],
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._config = config
         self._group_commit = group_commit
-        self._is_resting = is_resting
         self._spawn = spawn
         self.probes = 0
         self.probe_seconds = 0.0
@@ -74,14 +72,15 @@ class DiskHealth:
         """Return whether renewals may be sent."""
         return self._group_commit.error is None and self.stalled_s() * 1000 < self._config.disk_stall_ms
 
-    def look(self) -> None:
-        """Probe the disk, once a tick, when nothing was synced for a while."""
+    def look(self, is_resting: bool) -> None:
+        """Probe the disk, once a tick, when nothing was synced for a while. `is_resting`: no group here needs a
+        tick."""
         if self._probing or self._group_commit.busy:
             return
         proved = max(self._probed, self._group_commit.last_write)
         now = time.monotonic()
         # A node at rest has nothing to write, so nobody waits for what its disk would not do.
-        pause_ms = self._config.disk_probe_ms * (REST_PROBES if self._is_resting() else 1)
+        pause_ms = self._config.disk_probe_ms * (REST_PROBES if is_resting else 1)
         if (now - proved) * 1000 >= pause_ms:
             self._probing = now
             self._spawn(self._probe)

@@ -51,7 +51,7 @@ class Decommission:
         quiesced: QuiescedTable,
         commit: Commit,
         known: Callable[[int], bool],
-        peers: Callable[[], Peers],
+        peers: Peers,
     ) -> None:
         self._node_id = node_id
         self._members = members
@@ -63,7 +63,7 @@ class Decommission:
     async def forget_node(self, node: int, force: bool = False) -> bool:
         """Believe whoever comes next as `node`; return whether anything was known of it. Raises `Refused` while a group
         here still counts it as a member, unless forced: then what it had promised there may be broken."""
-        peers = self._peers()
+        peers = self._peers
         if node == self._node_id or node not in peers.nodes:
             raise BadRequest(f"node {node} is no peer of node {self._node_id}")
         names = [] if force else sorted(self._groups_with(node))

@@ -18,7 +18,7 @@ from ..raft.core import LEADER
 from ..raft.messages import APPEND, APPEND_REPLY, Message
 from ..raft.progress import Window
 from ..replica.member import Member
-from ..transport.blobs import DELETE_GROUPS, UNKNOWN_GROUPS, SendBlob, check_shape
+from ..transport.blobs import DELETE_GROUPS, UNKNOWN_GROUPS, Handler, SendBlob, check_shape
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,6 @@ class Links(NamedTuple):
     live: Callable[[set[int]], None]
     outdated: Callable[[Outdated], None]
     """The others refuse this directory."""
-
-
-Handler = Callable[[int, int, int, Mapping[str, Any], bytes | memoryview], None]
-"""Takes a blob: node, kind, request, header, body."""
 
 
 class Inbound:

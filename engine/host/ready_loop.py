@@ -135,6 +135,11 @@ class ReadyLoop:
             if self._task is not None and not self._held:
                 self._wake()
 
+    def rouse(self, member: Member) -> None:
+        """Let a member be looked at in the next turn, and at the next tick."""
+        self._active.add(member)
+        self.mark(member)
+
     def _wake(self) -> None:
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)

@@ -33,8 +33,8 @@ STORAGE_REST_SECONDS = 5.0
 class Disk(Protocol):
     """What the ticker needs of the disk's health."""
 
-    def look(self) -> None:
-        """Probe the disk when nothing was synced for a while."""
+    def look(self, is_resting: bool) -> None:
+        """Probe the disk when nothing was synced for a while; less often while nothing here needs a tick."""
         ...
 
     def healthy(self) -> bool:
@@ -182,7 +182,7 @@ class Ticker:
 
     def _look(self) -> None:
         config, group_commit, effects, chores = self._config, self._group_commit, self._effects, self._chores
-        self._disk.look()
+        self._disk.look(self.resting)
         chores.first()
         if self._disk.healthy():
             self._healthy = True

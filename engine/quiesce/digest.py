@@ -64,7 +64,7 @@ class Digests:
         table: QuiescedTable,
         live: Container[int],
         interval_s: float,
-        peers: Callable[[], Peers],
+        peers: Peers,
         wake_soon: Callable[[int, int], None],
         tell_awake: Callable[[int, int], None],
     ) -> None:
@@ -84,7 +84,7 @@ class Digests:
 
     def compare(self) -> None:
         """Compare what leaders say with what sleeps here: the follower's side, once a tick."""
-        peers = self._peers()
+        peers = self._peers
         for node in peers.nodes:
             sums = (self._table.under.get(node, 0), peers.digest_of(node))
             if sums[0] == sums[1] or node not in self._live:
@@ -109,7 +109,7 @@ class Digests:
         own = self._table.parts(self._node, node)
         differ = {number for number in own.keys() | parts.keys() if own.get(number) != parts.get(number)}
         table = [[uid, row.term] for uid, row in self._table.between(self._node, node) if bucket(uid) in differ]
-        self._peers().send_blob(node, SLEEPERS, 0, {"parts": sorted(differ), "groups": table})
+        self._peers.send_blob(node, SLEEPERS, 0, {"parts": sorted(differ), "groups": table})
 
     def _corrected(self, node: int, parts: Sequence[int], table: Sequence[Sequence[int]]) -> None:
         """Go, as a follower, by the leader's account of some buckets. What it does not know of wakes here, and asks it;

@@ -55,6 +55,15 @@ DIGESTS = (DIGEST, SLEEPERS)
 """Of groups that nobody uses."""
 
 
+Handler = Callable[[int, int, int, Mapping[str, Any], bytes | memoryview], None]
+"""Take a blob: by which node, its kind, the request it asks or answers, its header and its body."""
+
+
+def without_body(take: Callable[[int, int, int, Mapping[str, Any]], None]) -> Handler:
+    """Return the handler of blobs that have none."""
+    return lambda node, kind, request, header, body: take(node, kind, request, header)
+
+
 class SendBlob(Protocol):
     """Send a node one blob; False when it was dropped."""
 

@@ -126,9 +126,7 @@ def members_option(_context: click.Context, _parameter: click.Parameter, value: 
         raise click.BadParameter(f"{value!r} is not a list of node numbers such as 1,2,3") from None
 
 
-def arguments_option(
-    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
-) -> dict[str, object]:
+def arguments_option(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
     """Parse "limit=3": a value is JSON where it is JSON, and text otherwise."""
     found: dict[str, object] = {}
     for one in given:

@@ -231,4 +231,3 @@ def main() -> None:
     # Like Ctrl-C: nodes are stopped, temporary directories removed. `serve` and `up` set handlers of their own.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     cli(prog_name="logyard")
-

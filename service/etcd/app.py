@@ -49,6 +49,7 @@ HEALTH_S = 5.0
 
 log = logging.getLogger("logyard.etcd")
 
+
 class Call(NamedTuple):
     """A path: what is asked, and who answers."""
 

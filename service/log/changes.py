@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from logyard.engine.host.names import Names
+from logyard.engine.quiesce.names import Names
 from logyard.engine.quiesce.quiesced_table import QuiescedTable
 from logyard.engine.replica.member import RUNNING, Member
 from logyard.machines.log import AppendLog

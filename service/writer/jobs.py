@@ -115,7 +115,11 @@ def migrate_file(source: FileSource, job: MigrateJob, disk: Disk, catalog: Catal
     """Copy what lives in a sealed WAL file into generations. Raises `Corrupt`, and what `run_migrate` raises."""
     with FileReader(disk, source) as reader:
         return run_migrate(
-            catalog.directory, job, lambda *one: map(source_row, reader.read(*one)), disk=disk, catalog=catalog,
+            catalog.directory,
+            job,
+            lambda *one: map(source_row, reader.read(*one)),
+            disk=disk,
+            catalog=catalog,
             step=step,
         )
 

@@ -42,7 +42,7 @@ async def disagreements(path: Path, copy: Path, config: SystemConfig, make: Make
     await system.open()
     try:
         wrong = [f"{facts.name(uid)}: {text}" for uid, text in _differences(system, facts, wal, make)]
-        if not any(system.log_repair.status().values()) and not system.log_repair.known:
+        if not any(system.repair.log_repair.status().values()) and not system.repair.log_repair.known:
             wrong += [f"check: {one}" for one in report["findings"] if one["severity"] in (DAMAGE, UNKNOWN)]
     finally:
         system.close()
@@ -52,7 +52,7 @@ async def disagreements(path: Path, copy: Path, config: SystemConfig, make: Make
 
 def _differences(system: System, facts: Facts, wal: Wal, make: Make) -> Iterator[tuple[int, str]]:
     there = {uid for uid in facts.groups if uid not in facts.deleted}
-    members, asleep = system.members, system.quiesced
+    members, asleep = system.members, system.quiescence.table
     for uid in sorted(there | members.keys()):
         if uid not in there:
             yield uid, "only the start has it"

@@ -270,9 +270,7 @@ class World:
                 return [{"request_range": {"key": "YQ=="}}] * self.random.choice((127, 128, 129))
             return some(lambda: self.operation(depth))()
 
-        return self.fields(
-            compare=(0.6, some(self.compare)), success=(0.95, operations), failure=(0.7, operations)
-        )
+        return self.fields(compare=(0.6, some(self.compare)), success=(0.95, operations), failure=(0.7, operations))
 
     # Steps
 

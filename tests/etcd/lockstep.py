@@ -171,9 +171,7 @@ class Lockstep:
     def _watch(self, step: Step) -> None:
         # What is under way when a watch begins may reach it or not.
         self.settle()
-        real, ours = (
-            side.stream(step.path, self._body(step.body, at)) for at, side in enumerate(self.sides)
-        )
+        real, ours = (side.stream(step.path, self._body(step.body, at)) for at, side in enumerate(self.sides))
         self.streams.append((real, ours))
         self.watches += 1
         for stream in (real, ours):

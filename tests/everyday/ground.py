@@ -103,7 +103,7 @@ class Ground:
             leader = await self.run.leader(name)
             member = self.run.member(leader, name)
             if member.sessions is not None and member.sessions.by_id:
-                await self.run.system(leader).commands.commit(member, EXPIRE, *member.sessions.by_id)
+                await self.run.system(leader).replicas.commands.commit(member, EXPIRE, *member.sessions.by_id)
         await self.over()
 
     async def over(self) -> None:
@@ -135,7 +135,7 @@ class Ground:
 
     async def anew(self) -> None:
         # Nobody looks after a listener while its group is not there: it would be told that there is none.
-        deliveries = [self.run.system(number).delivery for number in NODES]
+        deliveries = [self.run.system(number).replicas.delivery for number in NODES]
         made = trio.Event()
         self.patch.setattr(Delivery, "stirred", lambda *_: made.wait())
         for delivery in deliveries:
@@ -157,7 +157,7 @@ class Ground:
         self.patch.setattr(space, "RETRY_S", 3600.0)
         self.patch.setattr(Lane, "_again", told_at_once)
         for number in NODES:
-            self.run.system(number).space.full = True
+            self.run.system(number).storage.space.full = True
 
     async def happen(self, situation: str) -> None:
         """Bring a situation about; those that are of arguments alone need nothing."""
@@ -241,5 +241,5 @@ async def embedded_face(path: Path, situation: str) -> AsyncIterator[EmbeddedFac
         elif situation == "full":
             patch.setattr(Space, "takes", lambda *_: False)
             patch.setattr(Space, "look", unchanged)
-            engine.space.full = True
+            engine.storage.space.full = True
         yield face

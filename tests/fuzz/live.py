@@ -149,8 +149,8 @@ class Live:
         """What holds at any time."""
         assert self.node is not None
         system = self.node.system
-        if system.fail_stop.failure is not None:
-            raise Broken(f"the node ends: {system.fail_stop.failure}")
+        if system.host.fail_stop.failure is not None:
+            raise Broken(f"the node ends: {system.host.fail_stop.failure}")
         for member in system.members.values():
             if member.state != "running":
                 raise Broken(f"group {member.spec.name} is {member.state}: {member.reason}")

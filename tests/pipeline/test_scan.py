@@ -138,7 +138,7 @@ async def test_without_bodies_none_is_read_but_sizes_are_known(tmp_path: Path, m
         log = await system.start_group("a", AppendLog())
         await log.append_many([(b"m%d" % n, bytes([n]) * 50_000) for n in range(10)] + [(b"", None)])
         touched: list[int] = []
-        reader = engine_of(system).reader
+        reader = engine_of(system).replicas.reader
         load = reader._load
 
         def watched(uid: int, want: Wanted, held: Any = None) -> Any:

@@ -157,7 +157,7 @@ async def test_sessions_of_a_client_that_died_end_by_themselves(tmp_path: Path) 
             nursery.cancel_scope.cancel()
         member = run.member(1)
         assert member.sessions is not None, "nobody said good-bye"
-        beats = run.system(1).heartbeats
+        beats = run.system(1).replicas.heartbeats
         beats.clock += 2.0
         beats.look()
         await until(lambda: member.sessions is None, "silence ends it")

@@ -53,7 +53,7 @@ async def test_a_nodes_table_follows_elections_and_answers_for_stopped_groups(tm
         assert (row.name, row.role, row.members) == ("b", "leader", (1, 2, 3))
         assert before <= row.since_ms <= time.time_ns() // 1_000_000
         assert c.system(target).leader_cache.elections == won + 1
-        c.system(3).retire.stop(c.member(3, "a"), "a test")
+        c.system(3).replicas.retire.stop(c.member(3, "a"), "a test")
         rows = standings(c.nodes[3].board("", 3))
         assert [(one.name, one.state) for one in rows] == [("a", "stopped"), ("b", "running"), ("c", "running")]
 

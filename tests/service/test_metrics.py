@@ -111,7 +111,7 @@ async def test_a_scrape_answers_while_a_group_is_stopped_and_refusals_count(tmp_
         await c.create("log", by=1)
         await c.create("other", by=1)
         system = c.system(1)
-        system.retire.stop(c.member(1, "log"), "a test")
+        system.replicas.retire.stop(c.member(1, "log"), "a test")
 
         frame = memoryview(b"".join(encode_frame([(b"", bytes(60 * KIB))], command=APPEND)))
         node.submit(c.member(1, "other").uid, frame, Sink(), 1)

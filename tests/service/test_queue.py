@@ -357,9 +357,7 @@ async def test_a_queue_sleeps_with_its_consumer_and_wakes_for_it(tmp_path: Path)
         async with queue.consume() as consumer:
             for number in range(2):
                 await until(
-                    lambda: all(
-                        run.system(one).names["q"] in run.system(one).quiesced for one in run.nodes
-                    ),
+                    lambda: all(run.system(one).names["q"] in run.system(one).quiescence.table for one in run.nodes),
                     "it sleeps",
                 )
                 await queue.publish(b"%d" % number)

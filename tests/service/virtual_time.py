@@ -138,7 +138,7 @@ class VirtualCluster:
 
     def busy(self) -> bool:
         """Whether a thread has work that was not brought back yet."""
-        return self.threads > 0 or any(node.system.group_commit.busy for node in self.run.nodes.values())
+        return self.threads > 0 or any(node.system.storage.group_commit.busy for node in self.run.nodes.values())
 
     async def flow(self) -> None:
         """Move the clock whenever nothing else can happen."""
@@ -173,7 +173,7 @@ class VirtualCluster:
     def submit(self, number: int, name: str, sink: Replies, request: int, frame: bytes) -> None:
         """One frame to a node, answered at `sink`. Raises what it is refused with at once."""
         node = self.run.nodes[number]
-        node.system.commands.submit(node.system.member(name).uid, memoryview(frame), sink, request)
+        node.system.replicas.commands.submit(node.system.member(name).uid, memoryview(frame), sink, request)
 
     async def stop(self, number: int) -> None:
         """A node ends in order: as a daemon does that was told to."""

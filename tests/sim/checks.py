@@ -202,7 +202,7 @@ class Checker:
     def _durable(self, number: int, uid: int, raft: Any, index: int, term: int) -> None:
         """A majority of the voters has it on their disks, as far as their own books say."""
         systems = [system for other in self.cluster.up if (system := self.cluster.system(other)) is not None]
-        if any(uid in system.groups.deleted for system in systems):
+        if any(uid in system.host.groups.deleted for system in systems):
             # It is being deleted: some have forgotten it already.
             return
         holders = set()
@@ -283,9 +283,9 @@ class Checker:
                 continue
             member = system.members.get(uid)
             if member is None:
-                if uid not in system.quiesced:
+                if uid not in system.quiescence.table:
                     # Deleted, or it left: what it said is nobody's business any more.
-                    if number not in self.damaged and uid in self.groups and uid not in system.groups.deleted:
+                    if number not in self.damaged and uid in self.groups and uid not in system.host.groups.deleted:
                         self._left(number, uid, told)
                     del self.told[node, uid]
                 continue
@@ -300,7 +300,7 @@ class Checker:
     def _left(self, number: int, uid: int, told: _Told) -> None:
         system = self.cluster.system(number)
         assert system is not None
-        if uid not in system.replica_gc.departed and told.stable[0]:
+        if uid not in system.host.replica_gc.departed and told.stable[0]:
             self._broken(number, uid, "is not there after a restart")
 
     def _keeps(self, number: int, uid: int, raft: Any, told: _Told) -> None:
@@ -315,7 +315,7 @@ class Checker:
         # A later leader may have put another entry there, and the process ended before it said so.
         if not index or raft.log.snapshot_index >= index or (raft.log.term(index) or 0) >= term:
             return
-        left = self.cluster.hosts[number].system.replica_gc.departed.get(raft.uid)  # type: ignore[union-attr]
+        left = self.cluster.hosts[number].system.host.replica_gc.departed.get(raft.uid)  # type: ignore[union-attr]
         # One that left and came back has an empty log: what it acknowledged is a promise of its own.
         if left is None or (left.last_term, left.last_index) < (term, index):
             found = raft.log.term(index)

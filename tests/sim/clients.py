@@ -302,7 +302,7 @@ class Client:
         system = self.work.cluster.system(number)
         assert system is not None
         try:
-            system.commands.submit(self.group.uid, frame.data, self, frame.sequence)
+            system.replicas.commands.submit(self.group.uid, frame.data, self, frame.sequence)
         except LogyardError as error:
             self._refused(frame, error)
 

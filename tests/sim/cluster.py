@@ -161,7 +161,7 @@ class Cluster:
         await system.open()
         others = [number for number in self.hosts if number != host.number]
         peers = self.network.enter(
-            life, system.inbound, others, system.disk_health.healthy, system.digests.digest,
+            life, system.host.inbound, others, system.host.disk_health.healthy, system.quiescence.digests.digest,
             system.incarnation.origin, system.incarnation.acquaintances, system.vitals,
         )  # fmt: skip
         host.system = system

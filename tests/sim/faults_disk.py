@@ -62,7 +62,7 @@ class DiskFaults(Ground):
         if host is not None and host.system is not None:
             host.faults.latency_s = self.draw.choice((0.01, 0.1, 0.7, 4.0))
             # It is felt to be slow at once: the first slow sync would not block anybody here.
-            host.system.group_commit.pace_seconds = 0.004
+            host.system.storage.group_commit.pace_seconds = 0.004
             self.after(self.draw.uniform(1.0, 4.0), self._fast, host)
 
     def _fast(self, host: Host) -> None:

@@ -122,7 +122,7 @@ class GroupFaults(Ground):
 
         def submit() -> None:
             try:
-                system.commands.submit(group.uid, data, Nobody(), 0)
+                system.replicas.commands.submit(group.uid, data, Nobody(), 0)
             except LogyardError:
                 return
             group.poisoned = True

@@ -143,7 +143,7 @@ class NetworkFaults(Ground):
         def hand() -> None:
             assert host.system is not None
             try:
-                host.system.inbound.on_messages(node, [message])
+                host.system.host.inbound.on_messages(node, [message])
             except LogyardError:
                 self.network.reset(host.number, node)
 

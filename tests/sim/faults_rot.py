@@ -205,6 +205,6 @@ class RotFaults(Ground):
         """A process takes part: did it find what was damaged?"""
         system = host.system
         if host.rot and system is not None:
-            if system.log_repair.known or system.store.lost_ranges():
+            if system.repair.log_repair.known or system.store.lost_ranges():
                 self.hits[host.rot] += 1
             host.rot = ""

@@ -373,7 +373,7 @@ class Terms:
             system = self.cluster.system(number)
             if self.cluster.leads(number, group.name):
                 return True
-            sleepers = system.quiesced if system is not None else ()
+            sleepers = system.quiescence.table if system is not None else ()
             if group.uid in sleepers and sleepers.row(group.uid).leader == number:  # type: ignore[union-attr]
                 return True
         return False

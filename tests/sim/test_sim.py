@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.host import engine
+from logyard.engine.host import ticker
 from logyard.engine.raft.core import Raft
 from logyard.protocol.errors import WalFailed
 
@@ -69,7 +69,7 @@ def test_histories_are_those_that_were_recorded() -> None:
 def test_nothing_of_the_simulation_stays_behind() -> None:
     result = Run(3, 0.1, allowed=frozenset({"kill"})).go()
     assert not result.violations, result.violations
-    module: Any = engine
+    module: Any = ticker
     assert module.trio is trio and module.time.time() > 0 and not hasattr(module, "open")
 
 

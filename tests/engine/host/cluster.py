@@ -110,8 +110,9 @@ class Cluster:
         system = self.build(number)
         await system.open()
         peers = self.network.join(
-            number, system.inbound, peers=[], healthy=system.disk_health.healthy, digest=system.digests.digest,
-            origin=system.incarnation.origin, known=system.incarnation.acquaintances, vitals=system.vitals,
+            number, system.host.inbound, peers=[], healthy=system.host.disk_health.healthy,
+            digest=system.quiescence.digests.digest, origin=system.incarnation.origin,
+            known=system.incarnation.acquaintances, vitals=system.vitals,
         )  # fmt: skip
         scope, ended = self._scopes[number] = trio.CancelScope(), trio.Event()
         await self._nursery.start(self._run, number, system, peers, scope, ended)
@@ -191,7 +192,7 @@ class Cluster:
     def replica(self, number: int, name: str = "log") -> Member | None:
         """A group's replica, if the node has one."""
         system = self.nodes[number].system
-        return system.unquiesce.find(system.names.get(name, 0))
+        return system.quiescence.unquiesce.find(system.names.get(name, 0))
 
     def log(self, number: int, name: str = "log") -> Any:
         """A replica's machine."""
@@ -360,7 +361,9 @@ async def cluster(
 def payload_flush(system: System, bytes_max: int) -> PayloadFlush:
     """What moves payloads out of WAL files before sleep, whatever the configuration says of how much."""
     location, move = system.storage.location, system.storage.rehoming.move
-    return PayloadFlush(system.store, location.files, location, system.reader, system.wal.read_payload, move, bytes_max)
+    return PayloadFlush(
+        system.store, location.files, location, system.replicas.reader, system.wal.read_payload, move, bytes_max
+    )
 
 
 def payload_books(system: System) -> dict[str, Any]:

@@ -24,20 +24,20 @@ def push(c: Cluster, size: int, name: str = "log", number: int = 1) -> PendingRe
     """Submit one record of about `size` bytes without waiting; raises `Busy`."""
     sink: PendingReply[bytes] = PendingReply()
     frame = b"".join(encode_frame([(b"", bytes(size))], command=APPEND))
-    c.system(number).commands.submit(c.member(number, name).uid, memoryview(frame), sink, 0)
+    c.system(number).replicas.commands.submit(c.member(number, name).uid, memoryview(frame), sink, 0)
     return sink
 
 
 async def at_rest(c: Cluster) -> None:
     """Until nothing is being written."""
-    group_commit = c.system(1).group_commit
+    group_commit = c.system(1).storage.group_commit
     await until(lambda: not group_commit.busy and group_commit.sealed and not group_commit.items, "the log is at rest")
 
 
 async def test_a_hanging_sync_is_seen_from_outside(tmp_path: Path) -> None:
     disk = SlowDisk()
     async with cluster(tmp_path, 1, disks={1: disk}) as c:
-        group_commit = c.system(1).group_commit
+        group_commit = c.system(1).storage.group_commit
         await at_rest(c)
         assert group_commit.stalled_s() == 0.0
         disk.hang(group_commit)
@@ -76,11 +76,11 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
         await c.fill(1, 3, KIB)
         await at_rest(c)
         books = c.system(1).admission
-        disk.hang(c.system(1).group_commit)
+        disk.hang(c.system(1).storage.group_commit)
         try:
             # One on its way to the disk; what is marked in this turn waits behind it.
             first = push(c, 64 * KIB)
-            await until(lambda: c.system(1).group_commit.busy, "the write is under way")
+            await until(lambda: c.system(1).storage.group_commit.busy, "the write is under way")
             taken: list[PendingReply[bytes]] = [first]
             if cause == budget.NODE:
                 taken.append(push(c, 300 * KIB, "other"))
@@ -100,7 +100,7 @@ async def test_a_full_stage_names_itself_and_can_be_emptied(
 
                 nursery.start_soon(truncate)
                 nursery.start_soon(c.nodes[1].delete_group, "victim")
-                await until(lambda: c.system(1).group_commit.items, "the truncation is queued")
+                await until(lambda: c.system(1).storage.group_commit.items, "the truncation is queued")
                 disk.gate.set()
         finally:
             disk.gate.set()
@@ -127,7 +127,7 @@ async def test_too_much_wal_without_segments_names_itself_and_is_left_behind(tmp
             assert metadata > 4 * 256
         await until(lambda: not storage.segment_writer.unflushed.backlog_files, "segments are made")
         await c.append(1, [(b"", bytes(100 * KIB))])
-        await until(lambda: c.system(1).group_commit.metadata_bytes < 20 * KIB, "memtables are given back")
+        await until(lambda: c.system(1).storage.group_commit.metadata_bytes < 20 * KIB, "memtables are given back")
 
 
 async def filled_in_turns(c: Cluster, size: int) -> tuple[list[PendingReply[bytes]], Busy | None]:
@@ -200,21 +200,21 @@ async def test_a_stopped_follower_costs_its_leader_nothing(tmp_path: Path) -> No
             await c.lead(1, name)
         system = c.system(1)
         window = system.windows[3]
-        disk.hang(c.system(3).group_commit)
+        disk.hang(c.system(3).storage.group_commit)
         try:
             # 24 MiB in turns over eight groups: each alone would fill a window of its own.
             most = 0
             for round_ in range(48):
                 for name in names:
                     await c.append(1, [(b"", b"%8d" % round_ + bytes(64 * KIB))], name)
-                most = max(most, system.admission.memory() - system.group_commit.metadata_bytes)
+                most = max(most, system.admission.memory() - system.storage.group_commit.metadata_bytes)
                 assert window.bytes <= 2 * MIB + 512 * KIB
             row = next(row for row in c.nodes[1].status()["followers"] if row["node"] == 3)
             assert row["pulling"] and row["waiting_groups"] == len(names)
             # The window, the cache, and what is on its way to the follower that keeps up.
             assert most < 2 * MIB + 512 * KIB + MIB + 2 * MIB
             # And nothing piles up on the other side either.
-            assert c.system(3).group_commit.queued_bytes < 4 * MIB
+            assert c.system(3).storage.group_commit.queued_bytes < 4 * MIB
             held = [entry for name in names for entry in c.member(1, name).raft.log.entries if entry.bodies]
             assert sum(entry.body_bytes for entry in held) < 3 * MIB, "bodies left memory although one is behind"
         finally:

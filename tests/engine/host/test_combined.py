@@ -71,7 +71,7 @@ def submit(c: Cluster, number: int, name: str, *commands: bytes) -> list[Pending
     for one in commands:
         answer: PendingReply[bytes] = PendingReply()
         frame = memoryview(b"".join(encode_frame([(b"", b"x")], command=one)))
-        c.system(number).commands.submit(c.member(number, name).uid, frame, answer, 1)
+        c.system(number).replicas.commands.submit(c.member(number, name).uid, frame, answer, 1)
         answers.append(answer)
     return answers
 
@@ -145,11 +145,11 @@ async def test_a_timer_rings_in_a_group_that_slept_for_a_long_time(tmp_path: Pat
         clocks = Clocks(c)
         await tell(c, "s", "in", "bell", 3_600_000)
         await asleep(c, "s")
-        slept = sum(c.system(number).transitions.slept for number in c.ids)
+        slept = sum(c.system(number).quiescence.transitions.slept for number in c.ids)
         clocks.move(3601)
         await until(lambda: any(not sleeps(c, n, "s") and scribe(c, n).written("rang") for n in c.ids), "it rings")
         await asleep(c, "s")
-        assert sum(c.system(number).transitions.slept for number in c.ids) - slept <= 3
+        assert sum(c.system(number).quiescence.transitions.slept for number in c.ids) - slept <= 3
         assert [note[2] for note in await same(c) if note[1] == "rang"] == ["bell"]
 
 
@@ -209,7 +209,7 @@ async def test_a_new_leaders_no_op_is_not_older_than_what_it_has_not_applied(tmp
         c.network.heal()
         assert await c.leader("s") == 2
         member = c.member(2, "s")
-        entries = c.system(2).reader.log_entries(member, 1, member.raft.log.last_index, 1 << 20)
+        entries = c.system(2).replicas.reader.log_entries(member, 1, member.raft.log.last_index, 1 << 20)
         stamps = [timestamp_of(entry.data) for entry in entries]
         assert len(stamps) > last + 1 and stamps == sorted(stamps)
 
@@ -223,7 +223,7 @@ async def test_an_early_answer_to_a_sessions_frame_names_its_place(tmp_path: Pat
             frame = memoryview(
                 b"".join(encode_frame([(b"", b"x")], command=APPEND, session=SESSION, sequence=sequence))
             )
-            c.system(leader).commands.submit(c.member(leader).uid, frame, answer, 1, early=True)
+            c.system(leader).replicas.commands.submit(c.member(leader).uid, frame, answer, 1, early=True)
             index, term = PLACE.unpack(await answer.wait(trio.Event))
             assert c.member(leader).raft.log.term(index) == term
 

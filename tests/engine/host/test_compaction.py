@@ -87,7 +87,7 @@ async def test_a_file_without_a_segment_in_the_books_is_never_given_away(tmp_pat
         storage = system.storage
         state = refuse_flushed(c, 1)
         file = system.wal.current
-        sealed = await system.group_commit.exclusive(system.wal.roll)
+        sealed = await system.storage.group_commit.exclusive(system.wal.roll)
         assert sealed is not None
         storage.segment_writer.unflushed.add([sealed])
         for _ in range(2):
@@ -186,14 +186,14 @@ async def test_law_4_a_file_whose_removal_could_not_be_stored_is_tried_again(
 async def test_law_3_files_are_sealed_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster(tmp_path, 1) as c:
         await c.append(1, [(b"", b"x")])
-        storage, group_commit = c.system(1).storage, c.system(1).group_commit
+        storage, group_commit = c.system(1).storage, c.system(1).storage.group_commit
         order: list[int] = []
         first, freed = c.system(1).wal.current, group_commit._freed
 
         def full_at_once() -> None:
             # What queued up behind the roll is written in place, and fills the next file.
             monkeypatch.setattr(group_commit, "_freed", freed)
-            c.system(1).rolled(Rolled([Sealed(first + 1, first + 1, 0, [])]))
+            c.system(1).storage.group_commit.rolled(Rolled([Sealed(first + 1, first + 1, 0, [])]))
             freed()
 
         async def seal(sealed: Sealed) -> None:

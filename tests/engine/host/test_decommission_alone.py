@@ -26,7 +26,7 @@ class Rig:
         self.full = False
         table: Any = SimpleNamespace(rows=self.asleep.items)
         peers = SimpleNamespace(nodes={2, 3, 4}, forget=self.forgotten.append)
-        self.decommission = Decommission(1, self.members, table, self.commit, {2, 3}.__contains__, lambda: peers)
+        self.decommission = Decommission(1, self.members, table, self.commit, {2, 3}.__contains__, peers)
 
     def group(self, uid: int, name: str, voters: tuple[int, ...]) -> Any:
         self.members[uid] = a_member(1, spec_of(uid, name, voters))

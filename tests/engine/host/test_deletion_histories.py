@@ -62,7 +62,7 @@ class Frenzy:
         try:
             with trio.move_on_after(CALL_SECONDS) as scope:
                 await getattr(self, verb)(number, node, name)
-            if scope.cancelled_caught and self.c.nodes.get(number) is node and not node.system.fail_stop.failure:
+            if scope.cancelled_caught and self.c.nodes.get(number) is node and not node.system.host.fail_stop.failure:
                 self.hung.append(f"{verb} {name} on {number}")
         except LogyardError as error:
             # A node that was killed under the call answers nobody.
@@ -116,7 +116,7 @@ class Frenzy:
 
     def taken(self, uid: int) -> set[int]:
         """Nodes that can't have this group because another one of its name lives there."""
-        spec = next(m.spec for n in self.c.ids if (m := self.c.system(n).unquiesce.find(uid)) is not None)
+        spec = next(m.spec for n in self.c.ids if (m := self.c.system(n).quiescence.unquiesce.find(uid)) is not None)
         names = {number: self.c.system(number).names.get(spec.name, uid) for number in self.c.ids}
         return {number for number, other in names.items() if other != uid}
 
@@ -125,9 +125,9 @@ class Frenzy:
         found = []
         uids = {uid for number in self.c.ids for uid in self.c.system(number).names.values()}
         for uid in uids:
-            members = {n: m for n in self.c.ids if (m := self.c.system(n).unquiesce.find(uid)) is not None}
+            members = {n: m for n in self.c.ids if (m := self.c.system(n).quiescence.unquiesce.find(uid)) is not None}
             leaders = [m.raft for m in members.values() if m.raft.role == LEADER and m.raft.commit >= m.raft.lead_index]
-            if any(uid in self.c.system(number).groups.deleted for number in self.c.ids):
+            if any(uid in self.c.system(number).host.groups.deleted for number in self.c.ids):
                 found.append(f"{uid:x} is deleted and alive on {[*members]}")
             elif len(leaders) != 1:
                 found.append(f"{uid:x} has leaders {leaders}, members {members.keys()}")

@@ -19,7 +19,7 @@ async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: 
     async with cluster(tmp_path, disks=disks, disk_stall_ms=50) as c:
         await c.lead(1)
         await c.fill(1, 3, 10)
-        disks[1].hang(c.system(1).group_commit)
+        disks[1].hang(c.system(1).storage.group_commit)
         try:
             written: list[int] = []
 
@@ -31,7 +31,7 @@ async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: 
                 await until(lambda: all(1 not in c.system(number).live for number in (2, 3)), "node 1 is dead")
                 leader = await c.leader(among=(2, 3))
                 await c.append(leader, [(b"", b"meanwhile")])
-                assert not c.system(1).disk_health.healthy() and not c.leads(1)
+                assert not c.system(1).host.disk_health.healthy() and not c.leads(1)
                 nursery.cancel_scope.cancel()
         finally:
             disks[1].gate.set()
@@ -45,9 +45,9 @@ async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: 
 async def test_an_idle_node_whose_disk_hangs_is_dead_as_well(tmp_path: Path) -> None:
     disks = {1: SlowDisk()}
     async with cluster(tmp_path, disks=disks, disk_stall_ms=50, disk_probe_ms=20) as c:
-        await until(lambda: c.system(1).disk_health.probes > 1, "an idle disk is probed")
+        await until(lambda: c.system(1).host.disk_health.probes > 1, "an idle disk is probed")
         assert len(c.system(2).live) == 3
-        disks[1].hang(c.system(1).group_commit)
+        disks[1].hang(c.system(1).storage.group_commit)
         try:
             await until(lambda: all(1 not in c.system(number).live for number in (2, 3)), "node 1 is dead")
         finally:
@@ -58,13 +58,13 @@ async def test_an_idle_node_whose_disk_hangs_is_dead_as_well(tmp_path: Path) -> 
 async def test_a_probe_that_fails_proves_nothing_and_is_made_again(tmp_path: Path) -> None:
     disk = FaultyDisk()
     async with cluster(tmp_path, disks={1: disk}, disk_stall_ms=20, disk_probe_ms=100) as c:
-        group_commit = c.system(1).group_commit
+        group_commit = c.system(1).storage.group_commit
         await until(lambda: group_commit.sealed and not group_commit.busy, "the WAL has nothing to write any more")
         disk.fail("datasync", 1, errno.EIO)
-        await until(lambda: not c.system(1).disk_health.healthy(), "its word does not count")
-        probes = c.system(1).disk_health.probes
-        await until(c.system(1).disk_health.healthy, "the next one is good")
-        assert c.system(1).disk_health.probes > probes and c.system(1).fail_stop.failure is None
+        await until(lambda: not c.system(1).host.disk_health.healthy(), "its word does not count")
+        probes = c.system(1).host.disk_health.probes
+        await until(c.system(1).host.disk_health.healthy, "the next one is good")
+        assert c.system(1).host.disk_health.probes > probes and c.system(1).host.fail_stop.failure is None
 
 
 async def test_a_write_of_many_batches_is_alive_while_its_batches_get_done(tmp_path: Path) -> None:
@@ -72,17 +72,18 @@ async def test_a_write_of_many_batches_is_alive_while_its_batches_get_done(tmp_p
         system = c.system(1)
         stop = threading.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(system.group_commit.exclusive, stop.wait)
+            nursery.start_soon(system.storage.group_commit.exclusive, stop.wait)
             try:
                 await until(
-                    lambda: system.group_commit.stalled_s() > 0.15 and not system.disk_health.healthy(), "it takes long"
+                    lambda: system.storage.group_commit.stalled_s() > 0.15 and not system.host.disk_health.healthy(),
+                    "it takes long",
                 )
                 # Another of its batches got done.
                 system.wal._number += 1
                 assert (
-                    system.disk_health.healthy()
-                    and system.disk_health.stalled_s() < 0.05 < system.group_commit.stalled_s()
+                    system.host.disk_health.healthy()
+                    and system.host.disk_health.stalled_s() < 0.05 < system.storage.group_commit.stalled_s()
                 )
-                await until(lambda: not system.disk_health.healthy(), "none got done since")
+                await until(lambda: not system.host.disk_health.healthy(), "none got done since")
             finally:
                 stop.set()

@@ -91,7 +91,7 @@ async def test_a_new_leader_issues_the_follow_ups_that_the_old_one_did_not(tmp_p
         await c.create("s", machine="scribe")
         await c.lead(1, "s")
         # The old leader's proposals get lost, as in a crash between the two entries.
-        c.system(1).commands.propose = lambda *_, **__: None  # type: ignore[method-assign]
+        c.system(1).replicas.commands.propose = lambda *_, **__: None  # type: ignore[method-assign]
         await tell(c, "s", "append", "one", "two")
         await c.applied("s")
         assert scribe(c, 2).written("note") == [] and len(c.member(2, "s").kept.appends) == 2  # type: ignore[union-attr]
@@ -122,7 +122,7 @@ async def test_pending_follow_ups_and_timers_are_in_the_snapshot(tmp_path: Path)
     async with cluster(tmp_path, 1, group="", machines=machines) as c:
         await c.create("s", machine="scribe")
         clocks = Clocks(c)
-        c.system(1).commands.propose = lambda *_, **__: None  # type: ignore[method-assign]
+        c.system(1).replicas.commands.propose = lambda *_, **__: None  # type: ignore[method-assign]
         await tell(c, "s", "append", "late")
         await tell(c, "s", "in", "bell", 10_000)
         await tell(c, "s", "monitor", 7)
@@ -233,7 +233,7 @@ async def test_a_message_leaves_once_from_the_leader_to_a_session_that_is_there(
         await c.create("s", machine="scribe")
         ears = {number: Ear() for number in c.ids}
         for number, ear in ears.items():
-            c.system(number).delivery.sinks[5] = ear
+            c.system(number).replicas.delivery.sinks[5] = ear
         leader = await c.leader("s")
         await tell(c, "s", "send", 5, b"hello")
         await tell(c, "s", "send", 6, b"nobody there")
@@ -243,7 +243,7 @@ async def test_a_message_leaves_once_from_the_leader_to_a_session_that_is_there(
         # A restart replays the entry, and a new leader applies old ones: neither says it again.
         await c.restart(leader)
         again = Ear()
-        c.system(leader).delivery.sinks[5] = again
+        c.system(leader).replicas.delivery.sinks[5] = again
         await c.lead(leader, "s")
         await tell(c, "s", "note", "later")
         assert [len(ear.pushed) for number, ear in ears.items() if number != leader] == [0, 0]
@@ -253,7 +253,7 @@ async def test_a_message_leaves_once_from_the_leader_to_a_session_that_is_there(
 async def test_payloads_go_from_their_home_to_the_session(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, group="", machines=machines) as c:
         await c.create("s", machine="scribe")
-        ear = c.system(1).delivery.sinks[5] = Ear()
+        ear = c.system(1).replicas.delivery.sinks[5] = Ear()
         large = bytes(range(256)) * (LARGE // 64)
         await keep(c, "s", [(b"h0", b"small"), (b"h1", large), (b"h2", None), (b"h3", b""), (b"h4", b"gone")])
         await keep(c, "s", [(b"h5", b"another entry")])
@@ -287,11 +287,11 @@ async def test_a_record_whose_place_is_lost_is_delivered_from_a_peers_copy(
     async with cluster(tmp_path, 3, group="", machines=machines) as c:
         await c.create("s", machine="scribe")
         leader = await c.leader("s")
-        ear = c.system(leader).delivery.sinks[5] = Ear()
+        ear = c.system(leader).replicas.delivery.sinks[5] = Ear()
         await keep(c, "s", [(b"", b"lost here")])
         await keep(c, "s", [(b"", b"found here")])
         await c.applied("s")
-        reader, whole, index = c.system(leader).reader, Reader.payload_entries, scribe(c, leader).refs[0].index
+        reader, whole, index = c.system(leader).replicas.reader, Reader.payload_entries, scribe(c, leader).refs[0].index
 
         def lossy(self: Reader, member: Member, first: int, last: int) -> Iterator[Located]:
             """What a peer sends gets a home in a generation."""
@@ -308,20 +308,22 @@ async def test_a_record_whose_place_is_lost_is_delivered_from_a_peers_copy(
 async def test_what_waits_for_a_session_is_bounded(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, group="", machines=machines, delivery_queue_bytes=64 * 1024) as c:
         await c.create("s", machine="scribe")
-        ear = c.system(1).delivery.sinks[5] = Ear()
+        ear = c.system(1).replicas.delivery.sinks[5] = Ear()
         await keep(c, "s", [(b"", bytes(60_000))])
         system, member = c.system(1), c.member(1, "s")
         for _ in range(10):
-            system.delivery.deliver(member, 1, scribe(c, 1).effects_of(None, "deliver", [5], ())[0])  # type: ignore[arg-type]
-        assert system.delivery.dropped == ear.lost == 9, "who listens is told"
+            system.replicas.delivery.deliver(member, 1, scribe(c, 1).effects_of(None, "deliver", [5], ())[0])  # type: ignore[arg-type]
+        assert system.replicas.delivery.dropped == ear.lost == 9, "who listens is told"
         await until(lambda: len(ear.pushed) == 1)
-        await until(lambda: not system.delivery._queues and not system.storage.location._pins, "nothing stays behind")
+        await until(
+            lambda: not system.replicas.delivery._queues and not system.storage.location._pins, "nothing stays behind"
+        )
 
 
 async def test_effects_at_or_below_the_floor_are_dropped_for_good(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, group="", machines=machines) as c:
         await c.create("s", machine="scribe")
-        ear = c.system(1).delivery.sinks[5] = Ear()
+        ear = c.system(1).replicas.delivery.sinks[5] = Ear()
         member = c.member(1, "s")
         member.floor = member.raft.log.last_index + 2
         await tell(c, "s", "send", 5, b"below")
@@ -350,7 +352,7 @@ async def test_aux_and_roles_are_the_leaders_own(tmp_path: Path) -> None:
         await tell(c, "s", "note", "still there")
         await c.applied("s")
         assert [scribe(c, number).heard for number in c.ids] == [[b"work", b"fail"], [], []]
-        ear = c.system(2).delivery.sinks[5] = Ear()
+        ear = c.system(2).replicas.delivery.sinks[5] = Ear()
         scribe(c, 2).wishes = [
             Send(5, b"who leads now"),
             Append(command("note", "by on_role")),
@@ -368,9 +370,9 @@ async def test_the_end_of_a_monitored_session_is_told_once(tmp_path: Path) -> No
         leader = await c.leader("s")
         system, member = c.system(leader), c.member(leader, "s")
         for session in (7, 8):
-            system.commands.propose(member, "register", session, 1, 60_000)
+            system.replicas.commands.propose(member, "register", session, 1, 60_000)
         await tell(c, "s", "monitor", 7)
-        system.commands.propose(member, "expire", 7, 8)
+        system.replicas.commands.propose(member, "expire", 7, 8)
         await until(lambda: scribe(c, leader).written("note") == ["after the end"])
         await same(c)
         assert scribe(c, leader).written("ended") == [7]

@@ -95,7 +95,7 @@ async def test_a_batch_whose_sync_failed_is_not_believed_because_memory_still_ha
     disk = ForgetfulDisk()
     async with cluster(tmp_path, 1, disks={1: disk}) as c:
         await c.fill(1, 3, 100)
-        group_commit = c.system(1).group_commit
+        group_commit = c.system(1).storage.group_commit
         await until(lambda: group_commit.sealed and not group_commit.busy)
         disk.fail("datasync", 1, errno.EIO)
         with pytest.raises(LogyardError), trio.fail_after(5):
@@ -176,7 +176,7 @@ async def test_law_2_a_wal_that_fails_while_rolling_ends_the_node(tmp_path: Path
     disk = FaultyDisk()
     async with cluster(tmp_path, 1, disks={1: disk}) as c:
         await c.append(1, [(b"", b"x")])
-        await until(lambda: c.system(1).group_commit.sealed and not c.system(1).group_commit.busy)
+        await until(lambda: c.system(1).storage.group_commit.sealed and not c.system(1).storage.group_commit.busy)
         disk.fail("rename", 1, errno.EIO)
         with pytest.raises(WalFailed):
             await c.roll(1)
@@ -196,6 +196,6 @@ async def test_law_2_a_bug_in_the_wal_thread_ends_the_node_and_hangs_nobody(
         monkeypatch.setattr(type(system.wal), "write", lambda self, items: write(items))
         replies = Replies()
         # Too large to be written in place.
-        system.commands.submit(c.member(1).uid, frame(bytes(100 * KIB)), replies, 1)
+        system.replicas.commands.submit(c.member(1).uid, frame(bytes(100 * KIB)), replies, 1)
         await until(lambda: 1 in c.failures, "the node ends")
         assert replies.found == [(1, 1)]

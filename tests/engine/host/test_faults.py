@@ -83,7 +83,7 @@ async def test_a_raising_machine_halts_its_group_on_every_start_and_no_other(tmp
         with pytest.raises(GroupStopped):
             await node.command(c.member(leader, "fuse"), b"two")
         with pytest.raises(GroupStopped):
-            await c.system(leader).leadership.read_index(c.member(leader, "fuse"))
+            await c.system(leader).replicas.leadership.read_index(c.member(leader, "fuse"))
         await goes_on(c)
         for number in c.ids:
             await c.crash(number)
@@ -220,7 +220,7 @@ async def test_a_failing_segment_job_is_done_again_and_forgets_no_vote(tmp_path:
         system, member = c.system(1), c.member(1)
         term, vote = member.raft.term, member.raft.vote
         async with system.storage.janitor.lock:
-            sealed = await system.group_commit.exclusive(system.wal.roll)
+            sealed = await system.storage.group_commit.exclusive(system.wal.roll)
             assert sealed is not None
             system.storage.segment_writer.unflushed.add([sealed])
             disk.fail(call, 1, errno.EIO)
@@ -268,7 +268,7 @@ async def test_a_vote_alone_in_a_file_outlives_a_failed_segment_job(tmp_path: Pa
         system.ready_loop.mark(member)
         await until(lambda: member.raft.safe and member.raft.term == term + 1)
         async with system.storage.janitor.lock:
-            sealed = await system.group_commit.exclusive(system.wal.roll)
+            sealed = await system.storage.group_commit.exclusive(system.wal.roll)
             assert sealed is not None and not sealed.entries
             system.storage.segment_writer.unflushed.add([sealed])
             disk.fail("sync_file", 1, errno.EIO)
@@ -329,7 +329,7 @@ async def test_a_vote_without_entries_outlives_the_file_that_holds_it(tmp_path: 
         term = raft.term + 5
         last = raft.log.last_index
         vote = Message(VOTE, member.uid, 3, 2, term, last, raft.log.last_term, context=TRANSFER)
-        c.system(3).inbound.on_messages(2, [vote])
+        c.system(3).host.inbound.on_messages(2, [vote])
         assert (raft.term, raft.vote) == (term, 2)
         # Its only record of that is in the file in use; then that file gets its segment in another life.
         await c.restart(3)

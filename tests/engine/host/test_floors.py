@@ -27,7 +27,9 @@ def located(c: Cluster, count: int) -> list[Wanted]:
     from logyard.engine.entry import units_of
 
     system, member = c.system(1), c.member(1)
-    entries = [one for one in system.reader.payload_entries(member, 2, member.raft.applied) if units_of(one.data)]
+    entries = [
+        one for one in system.replicas.reader.payload_entries(member, 2, member.raft.applied) if units_of(one.data)
+    ]
     return [
         Wanted(one, unit, 0, unit.length) for one in entries[:count] for unit in units_of(one.data) if not unit.records
     ]
@@ -39,26 +41,26 @@ async def test_a_member_that_leads_below_its_floor_serves_nothing_until_it_passe
         node = await c.start(3)
         member, system = c.member(3), c.system(3)
         # It stores entries, tombstones and floor, and applies nothing: the transfer finds it caught up all the same.
-        apply = system.applier.apply
-        system.applier.apply = lambda member: None  # type: ignore[method-assign]
+        apply = system.replicas.applier.apply
+        system.replicas.applier.apply = lambda member: None  # type: ignore[method-assign]
         await until(lambda: member.raft.log.stable == c.member(1).raft.log.last_index and member.floor)
         await c.nodes[1].transfer("log", 3)
         await until(lambda: member.raft.role == LEADER and member.raft.commit >= member.raft.lead_index)
         assert member.raft.applied < member.floor < member.raft.lead_index and not member.resolves
         with pytest.raises(Gone):
-            await system.reader.read(member, [])
+            await system.replicas.reader.read(member, [])
         assert await node.snapshot() == {"taken": 0, "skipped": 1, "bytes": 0}
         answered: list[int] = []
 
         async def ask() -> None:
-            answered.append(await system.leadership.read_index(member))
+            answered.append(await system.replicas.leadership.read_index(member))
 
         async with trio.open_nursery() as nursery:
             # A linearizable read waits for an index above the floor: it can never see released records as present.
             nursery.start_soon(ask)
             await until(lambda: member.raft.commit == c.member(1).raft.commit == c.member(2).raft.commit)
             assert not answered
-            system.applier.apply = apply  # type: ignore[method-assign]
+            system.replicas.applier.apply = apply  # type: ignore[method-assign]
             system.ready_loop.mark(member)
         assert answered[0] >= member.raft.lead_index > member.floor
         await c.applied()
@@ -78,9 +80,9 @@ async def test_bytes_of_a_wal_file_under_a_pin_outlive_their_release(tmp_path: P
         await node.compact()
         # Released, its file given up, the floor durable: whoever located it before still reads it.
         assert member.floor == member.last_release > 0 and not system.storage.location.files
-        assert [plain(one) for one in system.reader._load_all(member.uid, wanted, [None] * 10)] == bodies
+        assert [plain(one) for one in system.replicas.reader._load_all(member.uid, wanted, [None] * 10)] == bodies
         system.storage.location.unpin(("wal", file))
-        assert all(isinstance(one, Gone) for one in system.reader._load_all(member.uid, wanted, [None] * 10))
+        assert all(isinstance(one, Gone) for one in system.replicas.reader._load_all(member.uid, wanted, [None] * 10))
 
 
 async def test_a_generation_under_a_pin_stays_and_what_is_released_in_it_is_gone(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ async def test_a_generation_under_a_pin_stays_and_what_is_released_in_it_is_gone
         assert member.floor == member.last_release > 0
         assert path.exists(), "its map is not torn from under a reader"
         with pytest.raises(Gone):
-            await system.reader.read(member, wanted)
+            await system.replicas.reader.read(member, wanted)
         system.storage.location.unpin(("generation", generation.id))
         await node.compact()
         assert not path.exists()
@@ -112,7 +114,7 @@ async def test_a_read_under_way_ends_well_although_its_payloads_are_destroyed(tm
         found: list[bytes] = []
 
         async def read() -> None:
-            found.extend(bytes(one) for one in await system.reader.read(c.member(1), wanted))
+            found.extend(bytes(one) for one in await system.replicas.reader.read(c.member(1), wanted))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
@@ -265,7 +267,7 @@ async def test_law_4_a_snapshot_below_a_release_is_not_sent_without_its_payloads
         assert c.member(1).snapshot_index < release
         system = await c.start(3)
         installed: list[tuple[int, bool, int]] = []
-        snapshots = system.system.snapshot_receiver
+        snapshots = system.system.transfers.snapshot_receiver
         install = snapshots._install
 
         def look(member: Any, snapshot: Any, size: int, have: int) -> None:

@@ -17,7 +17,7 @@ HOUR = 3600.0
 
 async def within(run: Cluster, number: int, staleness_s: float) -> int:
     """A read within a bound: the end of the log that it sees."""
-    await run.system(number).follower_reads.within(run.member(number), staleness_s)
+    await run.system(number).host.follower_reads.within(run.member(number), staleness_s)
     end: int = run.log(number).end
     return end
 

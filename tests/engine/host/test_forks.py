@@ -61,7 +61,7 @@ async def test_what_a_majority_acknowledged_is_kept_before_its_members_leave(
             await c.start(number)
         await c.bare(2, 3)
         for number in (2, 3):
-            assert c.system(number).replica_gc.forked == 1 and c.nodes[number].status()["forks"] == 1
+            assert c.system(number).host.replica_gc.forked == 1 and c.nodes[number].status()["forks"] == 1
             (file,) = fork_files(tmp_path / f"node-{number}")
             head, entries = read_fork(file)
             assert (head["name"], head["node"], head["uid"]) == ("log", number, c.member(1).uid)
@@ -72,7 +72,7 @@ async def test_what_a_majority_acknowledged_is_kept_before_its_members_leave(
         # The group goes on, and takes them in again.
         await c.nodes[1].change_membership("log", [("add_promotable", 2), ("add_promotable", 3)])
         await until(lambda: c.member(1).raft.configuration.voters == (1, 2, 3))
-        assert c.system(1).replica_gc.forked == 0
+        assert c.system(1).host.replica_gc.forked == 0
 
 
 def command_line(data: Path, file: Path, target: Path, bodies: list[bytes]) -> None:
@@ -111,7 +111,7 @@ async def test_a_member_that_was_merely_away_keeps_nothing(tmp_path: Path) -> No
         await c.fill(1, 3, KIB)
         await c.start(3)
         await c.bare(3)
-        assert c.system(3).replica_gc.forked == 0 and not fork_files(tmp_path / "node-3")
+        assert c.system(3).host.replica_gc.forked == 0 and not fork_files(tmp_path / "node-3")
 
 
 class NoRoomForForks(Disk):

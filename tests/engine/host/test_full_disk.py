@@ -42,20 +42,20 @@ def looked(c: Cluster, number: int) -> None:
 async def full(c: Cluster, number: int) -> None:
     """Until a node knows that its disk is full."""
     looked(c, number)
-    await until(lambda: c.system(number).space.full, "the disk is full")
+    await until(lambda: c.system(number).storage.space.full, "the disk is full")
 
 
 async def room(c: Cluster, number: int) -> None:
     """Until a node knows that there is room."""
     looked(c, number)
-    await until(lambda: not c.system(number).space.full, "there is room")
+    await until(lambda: not c.system(number).storage.space.full, "there is room")
 
 
 async def ready(c: Cluster, number: int) -> None:
     """Until a node has claimed what it holds back."""
     looked(c, number)
     system = c.system(number)
-    await until(lambda: system.space.status()["reserve_bytes"] and not system.wal.stock.missing)
+    await until(lambda: system.storage.space.status()["reserve_bytes"] and not system.wal.stock.missing)
 
 
 async def bodies_of(c: Cluster, number: int) -> list[bytes]:
@@ -69,10 +69,10 @@ async def test_a_full_wal_refuses_writes_and_goes_on_when_there_is_room(tmp_path
         await ready(c, 1)
         disk.fill()
         bodies = before + await filled(c, 1)
-        space = c.system(1).space
+        space = c.system(1).storage.space
         assert space.full and c.nodes[1].status()["space"]["full"] and c.nodes[1].status()["busy"]
         assert await bodies_of(c, 1) == bodies, "reads go on"
-        assert await c.system(1).leadership.read_index(c.member(1)) >= 0
+        assert await c.system(1).replicas.leadership.read_index(c.member(1)) >= 0
         with pytest.raises(NoSpace):
             await c.append(1, [(b"", b"x" * BODY)])
         await c.nodes[1].truncate("log", 2)
@@ -123,14 +123,14 @@ async def test_what_the_reserve_can_not_hold_waits_and_is_not_lost(tmp_path: Pat
                     acknowledged[(await c.append(1, [(b"", body)])).start] = body
                     return
                 except NoSpace:
-                    await until(lambda: not c.system(1).space.full)
+                    await until(lambda: not c.system(1).storage.space.full)
 
         async with trio.open_nursery() as nursery:
             for number in range(150):
                 nursery.start_soon(append, number)
-            await until(lambda: c.system(1).group_commit.held, "the disk refused a batch")
+            await until(lambda: c.system(1).storage.group_commit.held, "the disk refused a batch")
             assert len(acknowledged) < 150 and 1 not in c.failures
-            assert c.system(1).disk_health.healthy()
+            assert c.system(1).host.disk_health.healthy()
             disk.quota = -1
             await room(c, 1)
         assert await bodies_of(c, 1) == [acknowledged[offset] for offset in sorted(acknowledged)]
@@ -148,7 +148,7 @@ async def test_a_segment_without_room_is_made_of_the_reserve(tmp_path: Path) -> 
         await ready(c, 1)
         storage = c.system(1).storage
         async with storage.janitor.lock:
-            sealed = await c.system(1).group_commit.exclusive(c.system(1).wal.roll)
+            sealed = await c.system(1).storage.group_commit.exclusive(c.system(1).wal.roll)
             assert sealed is not None
             storage.segment_writer.unflushed.add([sealed])
             disk.fill()
@@ -159,7 +159,7 @@ async def test_a_segment_without_room_is_made_of_the_reserve(tmp_path: Path) -> 
             return sealed.file in storage.location.files
 
         await until(made, "the segment is made")
-        assert disk.refused and not c.system(1).space.status()["reserve_bytes"]
+        assert disk.refused and not c.system(1).storage.space.status()["reserve_bytes"]
         assert await bodies_of(c, 1) == bodies
         disk.quota = -1
         await room(c, 1)
@@ -177,12 +177,12 @@ async def test_what_is_given_up_for_segments_is_not_taken_by_the_wal(tmp_path: P
             first = system.wal.current
             while system.wal.current == first:
                 await c.fill(1, 1, BODY)
-            await system.space.look(False)
-            assert system.space.full and not system.space.is_short
+            await system.storage.space.look(False)
+            assert system.storage.space.full and not system.storage.space.is_short
             assert disk.free_bytes("") == system.config.disk_reserve_bytes, "given up, and nobody took it yet"
             await system.storage.janitor.roll()
             assert {first, first + 1} <= system.storage.location.files.keys(), "both have segments"
-        assert system.space.is_short
+        assert system.storage.space.is_short
         disk.quota = -1
         await room(c, 1)
         await c.fill(1, 1, BODY)
@@ -199,7 +199,7 @@ async def test_a_full_follower_stops_nobody_and_catches_up_when_its_data_is_trun
         term = c.member(1).raft.term
         bodies = before + await c.fill(1, 120, BODY)
         await full(c, 3)
-        await until(lambda: c.system(3).space.refused, "entries are refused")
+        await until(lambda: c.system(3).storage.space.refused, "entries are refused")
         last = c.member(3).raft.log.stable
         assert last < c.member(1).raft.commit and 3 not in c.failures
         assert [body for _, body in await c.read(3)] == bodies[: c.log(3).end], "reads go on"
@@ -229,7 +229,7 @@ async def test_a_full_node_votes_out_of_the_reserve(tmp_path: Path) -> None:
         await full(c, 3)
         await c.crash(1)
         await until(lambda: c.member(2).raft.role == LEADER, "node 2 is elected")
-        assert c.member(3).raft.vote == 2 and c.system(3).space.full
+        assert c.member(3).raft.vote == 2 and c.system(3).storage.space.full
         await c.start(1)
         await until(lambda: c.member(1).raft.commit == c.member(2).raft.log.last_index, "with a third node it commits")
 
@@ -303,5 +303,5 @@ async def test_a_write_that_has_no_room_is_refused_and_not_held(tmp_path: Path, 
             async with system.storage.janitor.lock:
                 await filled(c, 1)
             assert system.wal.stock.short and system.wal.room > left
-        assert system.space.full and not system.space.takes(40 * KIB)
-        await until(lambda: not system.group_commit.held, "what was taken was written")
+        assert system.storage.space.full and not system.storage.space.takes(40 * KIB)
+        await until(lambda: not system.storage.group_commit.held, "what was taken was written")

@@ -40,7 +40,7 @@ async def test_what_is_not_committed_holds_a_wal_file_and_is_named(tmp_path: Pat
         await c.crash(3)
         member = c.member(1)
         (frame,) = encode_frame([(b"", b"x" * 100)], command=APPEND)
-        c.system(1).commands.submit(member.uid, memoryview(frame), DROP, 0)
+        c.system(1).replicas.commands.submit(member.uid, memoryview(frame), DROP, 0)
         last = member.raft.log.last_index + 1
         await until(lambda: member.raft.log.stable == last, "the leader has it on its disk")
         storage = c.system(1).storage

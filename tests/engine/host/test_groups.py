@@ -97,7 +97,7 @@ async def test_a_group_created_anew_reads_nothing_old(tmp_path: Path) -> None:
         old = c.member(1).uid
         await c.nodes[leader].delete_group("log")
         await until(lambda: not any("log" in c.system(number).names for number in c.ids))
-        await until(lambda: all(old in c.system(number).groups.deleted for number in c.ids))
+        await until(lambda: all(old in c.system(number).host.groups.deleted for number in c.ids))
         for number in c.ids:
             books = payload_books(c.system(number))
             assert not books["wal"] and not any(books["generations"].values())

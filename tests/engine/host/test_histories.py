@@ -113,7 +113,7 @@ class History:
 
     async def rest(self) -> None:
         """Long enough to fall asleep, if it can."""
-        sleepers = [self.c.system(number).quiesced for number in self.c.nodes]
+        sleepers = [self.c.system(number).quiescence.table for number in self.c.nodes]
         with trio.move_on_after(0.2):
             await until(lambda: any(sleepers))
 

@@ -63,7 +63,7 @@ def receive(c: Cluster, node: int, data: bytes) -> None:
     header = parse_header(data[:HEADER_BYTES], BULK, TransportConfig())
     section = memoryview(data)[HEADER_BYTES : HEADER_BYTES + header.section]
     body = memoryview(data)[HEADER_BYTES + header.section :]
-    c.system(node).inbound.on_messages(3, decode_messages(section, body, 3, node))
+    c.system(node).host.inbound.on_messages(3, decode_messages(section, body, 3, node))
 
 
 async def unharmed(c: Cluster) -> None:
@@ -174,7 +174,7 @@ async def test_blobs_of_any_shape(tmp_path: Path, seed: int) -> None:
                 section = HEADER_BYTES + parse_header(frame[:HEADER_BYTES], BULK, TransportConfig()).section
                 try:
                     blob = decode_blob(frame[HEADER_BYTES:section], memoryview(frame)[section:])
-                    c.system(node).inbound.on_blob(3, *blob)
+                    c.system(node).host.inbound.on_blob(3, *blob)
                 except LogyardError:
                     refused += 1
             await trio.sleep(0.001)
@@ -218,7 +218,7 @@ async def test_snapshots_that_check_and_lie(tmp_path: Path, seed: int) -> None:
             wrong = dict(chance.sample(sorted(fields.items(), key=lambda pair: pair[0]), chance.randrange(1, 4)))
             data = bytes(snapshot_format.encode(found._replace(index=found.index + request)._replace(**wrong)))
             for node in (1, 2):
-                inbound = c.system(node).inbound
+                inbound = c.system(node).host.inbound
                 with suppress(LogyardError):
                     inbound.on_blob(3, SNAPSHOT_OFFER, request, {"uid": uid, "index": found.index}, data)
                     await trio.sleep(0.002)
@@ -247,5 +247,5 @@ async def test_a_lie_about_one_group_takes_nothing_from_the_others_of_its_frame(
         )
         terms = log.raft.term, other.raft.term
         with pytest.raises(BadRequest, match="group log: two leaders"):
-            c.system(2).inbound.on_messages(3, [lie_, true])
+            c.system(2).host.inbound.on_messages(3, [lie_, true])
         assert (log.raft.term, other.raft.term) == (terms[0], terms[1] + 1) and log.raft.leader == 1

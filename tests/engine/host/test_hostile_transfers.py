@@ -51,15 +51,15 @@ async def test_offers_with_any_field_of_another_kind(tmp_path: Path, field: str)
                 continue
             fields_now = list(fields)
             fields_now[FIELDS.index(field)] = value
-            system.inbound.on_blob(1, SNAPSHOT_OFFER, 1, {"uid": uid, "index": 3}, manifest(uid, fields_now))
-            await until(lambda: not system.snapshot_receiver._offers)
+            system.host.inbound.on_blob(1, SNAPSHOT_OFFER, 1, {"uid": uid, "index": 3}, manifest(uid, fields_now))
+            await until(lambda: not system.transfers.snapshot_receiver._offers)
         rows = [[b"name"], ["a", "b", b"", b""], ["a", 1, b"", None, -1, []], ["a", 1, b"", None, 1 << 60, [b"x" * 16]]]
         rows += [["a", 1, b"", None, 5, [b"x" * 600]], ["a", [], b"", None, 5, [b"x" * 16]], ["a", 1, 5, b""]]
         for row in rows:
             fields_now = list(fields)
             fields_now[FIELDS.index("sections")] = [row]
-            system.inbound.on_blob(1, SNAPSHOT_OFFER, 1, {"uid": uid, "index": 3}, manifest(uid, fields_now))
-            await until(lambda: not system.snapshot_receiver._offers)
+            system.host.inbound.on_blob(1, SNAPSHOT_OFFER, 1, {"uid": uid, "index": 3}, manifest(uid, fields_now))
+            await until(lambda: not system.transfers.snapshot_receiver._offers)
         assert 3 in c.nodes and not c.failures
         c.network.heal()
         await goes_on(c)
@@ -110,8 +110,8 @@ async def test_a_chunk_of_other_bytes_is_not_kept_under_its_name(tmp_path: Path)
         peers.send_blob = lying
         await c.start(3)
         await c.applied()
-        assert lies == [3] and c.system(3).pulls.failed
-        assert c.system(3).snapshot_receiver.installed == 1 and c.log(3).books == c.log(1).books
+        assert lies == [3] and c.system(3).transfers.pulls.failed
+        assert c.system(3).transfers.snapshot_receiver.installed == 1 and c.log(3).books == c.log(1).books
 
 
 ANSWERS: list[dict[str, Any]] = [

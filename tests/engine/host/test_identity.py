@@ -110,7 +110,7 @@ async def test_a_copy_taken_in_the_same_life_is_refused_by_what_was_durable_late
         await c.lead(1)
         await c.fill(1, 3, 100)
         await c.applied()
-        group_commit = c.system(3).group_commit
+        group_commit = c.system(3).storage.group_commit
         await until(lambda: group_commit.sealed and not group_commit.busy)
         copy(c, 3, tmp_path / "copy")
         await c.fill(1, 3, 100)

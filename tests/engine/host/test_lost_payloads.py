@@ -41,7 +41,7 @@ async def test_what_came_and_was_lost_again_is_not_believed_to_be_there(tmp_path
         await c.start(3)
         await c.applied()
         await served(c, 3, bodies)
-        assert not c.system(3).repair.fetched, "it came with the snapshot (invariant 5)"
+        assert not c.system(3).repair.payload_repair.fetched, "it came with the snapshot (invariant 5)"
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 2])
@@ -62,15 +62,15 @@ async def test_a_lost_stretch_is_remembered_over_restarts_and_not_served(tmp_pat
         await c.applied()
         system, member = c.system(2), c.member(2)
         with pytest.raises(LogyardError) as caught:
-            system.pull_answers._collect(member, [(1, 100)], 1 << 20)
+            system.transfers.pull_answers._collect(member, [(1, 100)], 1 << 20)
         assert "lost" in str(caught.value)
         # What was fetched again, or released, is lost no more.
         assert [body for _, body in await c.read(2)] == bodies
         assert not system.store.lost(member.uid, 2, member.raft.applied)
-        system.pull_answers._collect(member, [(3, 100)], 1 << 20)
+        system.transfers.pull_answers._collect(member, [(3, 100)], 1 << 20)
         await c.restart(2)
         await c.applied()
-        c.system(2).pull_answers._collect(c.member(2), [(3, 100)], 1 << 20)
+        c.system(2).transfers.pull_answers._collect(c.member(2), [(3, 100)], 1 << 20)
         await c.nodes[1].truncate("log", 10)
         await c.applied()
         await c.restart(2)

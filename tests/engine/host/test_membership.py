@@ -147,11 +147,11 @@ async def test_a_removed_replica_goes_and_a_new_one_comes(tmp_path: Path) -> Non
             await c.bare(3)
             books = payload_books(c.system(3))
             assert not books["wal"] and not any(books["generations"].values())
-            left = c.system(3).replica_gc.departed[c.member(1).uid]
+            left = c.system(3).host.replica_gc.departed[c.member(1).uid]
             assert left.term >= before.term and (left.last_term, left.last_index) >= (1, 10)
             await c.restart(3)
             assert not c.system(3).members
-            assert c.system(3).replica_gc.departed[c.member(1).uid] == left
+            assert c.system(3).host.replica_gc.departed[c.member(1).uid] == left
             await all_live(c)
             # The node that was removed has no say, whoever asks.
             await c.nodes[1].change_members("log", "add", 3)
@@ -230,7 +230,7 @@ async def test_deletion_is_a_command_and_reaches_who_was_away(tmp_path: Path) ->
         await c.start(3)
         await c.bare(3)
         for number in c.ids:
-            assert uid in c.system(number).groups.deleted
+            assert uid in c.system(number).host.groups.deleted
             await c.restart(number)
             assert not c.system(number).members
 
@@ -250,7 +250,7 @@ async def test_nothing_is_done_after_a_deletion(tmp_path: Path) -> None:
 
         system, member = c.system(1), c.member(1)
         system.ready_loop.hold()
-        system.commands.propose(member, "delete")
+        system.replicas.commands.propose(member, "delete")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(append)
             await trio.testing.wait_all_tasks_blocked()
@@ -272,7 +272,7 @@ async def test_a_deletion_behind_a_removal_reaches_who_is_removed(tmp_path: Path
         system, member = c.system(1), c.member(1)
         system.ready_loop.hold()
         member.raft.propose_membership([Change("remove", 4), Change("demote", 3)])
-        system.commands.propose(member, "delete")
+        system.replicas.commands.propose(member, "delete")
         system.ready_loop.release()
         await until(lambda: not any(c.system(number).members for number in c.ids), "it is gone everywhere")
 
@@ -284,7 +284,7 @@ async def test_a_replica_of_a_configuration_that_was_never_committed_goes(tmp_pa
         await c.create("log", [1, 2, 3])
         await c.lead(1)
         uid = c.member(1).uid
-        await c.system(4).groups._store([c.member(1).spec], {uid: 2})
+        await c.system(4).host.groups._store([c.member(1).spec], {uid: 2})
         assert uid in c.system(4).members
         await until(lambda: uid not in c.system(4).members, "it is told")
         await c.nodes[1].change_membership("log", [("add", 4)])
@@ -476,7 +476,7 @@ async def test_a_group_that_slept_while_a_node_was_asked_for_room_is_changed_as_
         system, old = c.system(1), c.member(1)
 
         async def asleep(member: Member, fresh: object) -> None:
-            await until(lambda: member.uid in system.quiesced, "it sleeps")
+            await until(lambda: member.uid in system.quiescence.table, "it sleeps")
 
         monkeypatch.setattr(c.nodes[1].membership, "_check_room", asleep)
         with trio.fail_after(15):

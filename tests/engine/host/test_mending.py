@@ -80,7 +80,7 @@ async def mended(c: Cluster, number: int, name: str = "log") -> None:
 
     def sound() -> bool:
         member = c.replica(number, name)
-        known = c.system(number).log_repair.known.get(member.uid) if member is not None else None
+        known = c.system(number).repair.log_repair.known.get(member.uid) if member is not None else None
         return member is not None and member.raft.mend is None and known is not None and known.sound
 
     await until(
@@ -159,7 +159,7 @@ async def test_a_damaged_segment_met_at_the_start(tmp_path: Path, on_leader: boo
         hurt_segments(c, 3, data)
         await c.start(3)
         await mended(c, 3)
-        assert c.member(3, "other").uid not in c.system(3).log_repair.known
+        assert c.member(3, "other").uid not in c.system(3).repair.log_repair.known
         await proves(c, 3, bodies)
         await check_books(c, 3, bodies)
 
@@ -196,7 +196,7 @@ async def test_a_damaged_segment_met_while_running(tmp_path: Path, on_leader: bo
         await c.start(2)
         await until(lambda: c.member(3).raft is not raft, "the leader meets the damage when it reads for node 2")
         await mended(c, 3)
-        assert c.member(3, "other").uid not in c.system(3).log_repair.known
+        assert c.member(3, "other").uid not in c.system(3).repair.log_repair.known
         await proves(c, 3, bodies)
         await check_books(c, 3, bodies)
 
@@ -228,9 +228,9 @@ async def test_rows_of_the_meta_store(tmp_path: Path, kind: bytes, copies: tuple
         await c.start(3)
         if len(copies) == 2:
             await mended(c, 3)
-            assert c.member(3, "other").uid not in c.system(3).log_repair.known
+            assert c.member(3, "other").uid not in c.system(3).repair.log_repair.known
         else:
-            assert not c.system(3).log_repair.known
+            assert not c.system(3).repair.log_repair.known
         await proves(c, 3, bodies)
         await check_books(c, 3, bodies)
 
@@ -258,24 +258,24 @@ async def test_a_batch_that_nobody_can_attribute_sends_every_suspect_into_repair
         await stable(c, 3)
         file = c.path / "node-3" / "wal" / f"{c.system(3).wal.current:016x}.wal"
         # An empty batch behind it, one block, shows that it was whole once.
-        await c.system(3).group_commit.exclusive(c.system(3).wal.seal)
+        await c.system(3).storage.group_commit.exclusive(c.system(3).wal.seal)
         end = c.system(3).wal.position[1] - 4 * KIB
         await c.crash(3)
         with file.open("r+b") as image:
             image.seek(at)
             image.write(bytes(end - at))
         await c.start(3)
-        assert {c.member(3, name).uid for name in ("log", "other")} <= c.system(3).log_repair.known.keys()
+        assert {c.member(3, name).uid for name in ("log", "other")} <= c.system(3).repair.log_repair.known.keys()
         await mended(c, 3)
         await mended(c, 3, "other")
         await proves(c, 3, bodies)
         await c.applied("other")
         assert [body for _, body in await c.read(3, 0, name="other")] == more
         # The file with the hole is still there: its damage is known, and no news.
-        mends = c.system(3).log_repair.mended
+        mends = c.system(3).repair.log_repair.mended
         await c.restart(3)
         await c.applied()
-        assert c.member(3).raft.mend is None and c.system(3).log_repair.mended == 0 and mends == 0
+        assert c.member(3).raft.mend is None and c.system(3).repair.log_repair.mended == 0 and mends == 0
 
 
 async def test_the_row_goes_with_the_damaged_file(tmp_path: Path) -> None:
@@ -287,11 +287,11 @@ async def test_the_row_goes_with_the_damaged_file(tmp_path: Path) -> None:
         await c.start(3)
         await mended(c, 3)
         uid = c.member(3).uid
-        assert c.system(3).log_repair.known[uid].sound
+        assert c.system(3).repair.log_repair.known[uid].sound
         await c.nodes[3].compact()
         await c.restart(3)
         await c.applied()
-        assert uid not in c.system(3).log_repair.known
+        assert uid not in c.system(3).repair.log_repair.known
 
 
 @pytest.mark.parametrize("kind", ["wal", "segment", "state row"])
@@ -432,7 +432,7 @@ async def test_a_lost_generation_is_refilled_without_a_reader(tmp_path: Path) ->
             await c.crash(3)
         c.network.heal()
         await c.start(3)
-        refill = c.system(3).refill
+        refill = c.system(3).repair.refill
         await until(lambda: not c.system(3).store.lost_ranges() and not refill.at_work, "refilled, and that is stored")
         assert refill.refilled
         await c.applied()
@@ -472,7 +472,7 @@ async def test_places_of_payloads_that_are_lost_below_the_log(tmp_path: Path) ->
         hurt_segments(c, 3, data)
         await c.start(3)
         await c.applied()
-        assert c.member(3).raft.mend is None and not c.system(3).log_repair.known
+        assert c.member(3).raft.mend is None and not c.system(3).repair.log_repair.known
         await until(lambda: not c.system(3).store.lost_ranges(), "refilled")
         c.partition(3)
         assert [body for _, body in await c.read(3)] == bodies
@@ -501,7 +501,7 @@ async def test_payloads_below_a_snapshot_that_lay_in_a_damaged_wal_come_back(tmp
         await c.start(3)
         bodies += await c.fill(await c.leader(), 2, SIZE, tag=b"m")
         await mended(c, 3)
-        refill = c.system(3).refill
+        refill = c.system(3).repair.refill
         await until(lambda: not c.system(3).store.lost_ranges() and not refill.at_work, "refilled, and that is stored")
         c.partition(3)
         assert [body for _, body in await c.read(3)] == bodies
@@ -538,13 +538,13 @@ async def test_a_hibernating_group_whose_rows_are_lost(tmp_path: Path) -> None:
         for number in c.ids:
             await c.nodes[number].compact()
         uid = c.system(3).names["log"]
-        await until(lambda: all(uid in c.system(number).quiesced for number in c.ids))
+        await until(lambda: all(uid in c.system(number).quiescence.table for number in c.ids))
         await c.crash(3)
         hurt_rows(c, 3, uid, StateRow.PREFIX)
         await c.start(3)
-        await until(lambda: (known := c.system(3).log_repair.known.get(uid)) is not None and known.sound)
+        await until(lambda: (known := c.system(3).repair.log_repair.known.get(uid)) is not None and known.sound)
         assert [body for _, body in await c.read(3)] == bodies
-        await until(lambda: all(uid in c.system(number).quiesced for number in c.ids), "it rests again")
+        await until(lambda: all(uid in c.system(number).quiescence.table for number in c.ids), "it rests again")
 
 
 async def test_the_node_of_a_damaged_group_serves_all_others(tmp_path: Path) -> None:
@@ -560,7 +560,7 @@ async def test_the_node_of_a_damaged_group_serves_all_others(tmp_path: Path) -> 
         for name in names:
             await c.lead(3, name)
             await c.append(3, [(b"", b"on")], name)
-        assert c.system(3).log_repair.known.keys() == {c.member(3).uid}
+        assert c.system(3).repair.log_repair.known.keys() == {c.member(3).uid}
         await mended(c, 3)
         assert [body for _, body in await c.read(3)] == bodies
         assert os.path.isdir(tmp_path / "node-3")
@@ -609,7 +609,7 @@ async def test_a_log_that_starts_above_a_damaged_wal_takes_new_entries(tmp_path:
         damaged = metadata(c, 3, c.member(3).raft.log.last_index - 2)
         uid = c.member(3).uid
         # As a row, the log starts at its end; what the file in use has of it leads there no more.
-        await until(lambda: uid in c.system(3).quiesced, "it sleeps")
+        await until(lambda: uid in c.system(3).quiescence.table, "it sleeps")
         await c.crash(3)
         hurt_wal(c, 3, damaged)
         # The second start knows the damage, and where the WAL breaks off.
@@ -644,7 +644,7 @@ async def test_a_leader_repairs_the_row_of_an_entry_that_a_follower_needs(tmp_pa
         await c.start(3)
         await c.applied()
         assert [body for _, body in await c.read(3)] == bodies
-        assert c.system(1).repair.fetched
+        assert c.system(1).repair.payload_repair.fetched
 
 
 async def test_a_leader_that_can_not_read_what_is_not_committed_lets_another_lead(tmp_path: Path) -> None:
@@ -658,10 +658,10 @@ async def test_a_leader_that_can_not_read_what_is_not_committed_lets_another_lea
         body = b"lost".ljust(SIZE, b".")
         member = c.member(1)
         frame = memoryview(b"".join(encode_frame([(b"", body)], command=APPEND)))
-        c.system(1).commands.submit(member.uid, frame, DROP, 1)
+        c.system(1).replicas.commands.submit(member.uid, frame, DROP, 1)
         await until(lambda: member.raft.log.stable == member.raft.log.last_index > member.raft.commit)
         # A batch that nothing follows would count as torn, and be cut.
-        await until(lambda: c.system(1).group_commit.sealed and not c.system(1).group_commit.busy)
+        await until(lambda: c.system(1).storage.group_commit.sealed and not c.system(1).storage.group_commit.busy)
         await c.crash(1)
         assert hurt_file(c, 1, [body]) == 1
         await c.start(1)

@@ -29,9 +29,9 @@ async def test_a_message_whose_entries_a_snapshot_let_go_meanwhile_is_dropped(tm
         await c.nodes[leader].compact()
         await c.nodes[leader].snapshot()
         await until(lambda: member.raft.log.first_index > 5 and not member.segments)
-        assert not system.outbound.prepare(member, message)
+        assert not system.host.outbound.prepare(member, message)
         await until(lambda: not member.slow_sends)
-        assert member.raft.mend is None and not system.log_repair.known
+        assert member.raft.mend is None and not system.repair.log_repair.known
         await c.append(leader, [(b"", b"after")])
 
 
@@ -42,7 +42,7 @@ async def test_what_waits_for_the_disk_waits_once(tmp_path: Path) -> None:
         await c.lead(1)
         await c.fill(1, 4, 2000)
         await c.applied()
-        member, sender = c.member(1), c.system(1).outbound
+        member, sender = c.member(1), c.system(1).host.outbound
         disk = trio.Event()
         asked = [0]
         load, defer = sender._load, sender._defer
@@ -81,7 +81,7 @@ async def test_what_is_released_travels_as_a_tombstone_though_its_row_is_damaged
         await c.fill(1, 6, 2000)
         await c.nodes[1].truncate("log", 3)
         await until(lambda: c.member(1).raft.applied == c.member(1).raft.commit, "the truncation is applied")
-        member, reader = c.member(1), c.system(1).reader
+        member, reader = c.member(1), c.system(1).replicas.reader
         real = reader.payload_entries
         met: list[int] = []
 

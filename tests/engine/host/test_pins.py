@@ -16,7 +16,9 @@ from .cluster import KIB, Cluster, cluster, until
 
 
 def located(c: Cluster, index: int) -> Located:
-    return next(one for one in c.system(1).reader.payload_entries(c.member(1), index, index) if one.index == index)
+    return next(
+        one for one in c.system(1).replicas.reader.payload_entries(c.member(1), index, index) if one.index == index
+    )
 
 
 def all_of(one: Located) -> list[Wanted]:
@@ -53,7 +55,7 @@ async def test_a_pin_keeps_a_home_and_ends_by_itself(tmp_path: Path, place: str)
         assert not there() and storage.location.expired == 1
         # The reader comes too late, and its own end of the promise is no other one's.
         with pytest.raises((Gone, LogyardError)):
-            await system.reader.read(member, all_of(found))
+            await system.replicas.reader.read(member, all_of(found))
         await c.fill(1, 1, 40 * KIB)
         for _ in range(2):
             storage.location.unpin(home)
@@ -71,7 +73,7 @@ async def test_a_slow_reader_of_what_lives_gets_it_from_its_new_home(tmp_path: P
         await c.nodes[1].compact()
         storage.location.expire(math.inf)
         assert home[1] not in [one for one, _ in c.system(1).wal.files]
-        data = await c.system(1).reader.read(c.member(1), all_of(found))
+        data = await c.system(1).replicas.reader.read(c.member(1), all_of(found))
         assert any(bodies[at][:12] in bytes(part) for part in data for at in range(6))
         storage.location.unpin(home)
 

@@ -213,5 +213,5 @@ async def test_a_read_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> N
         await c.lead(1)
         for _ in range(3):
             with pytest.raises(NotLeader):
-                await c.system(2).leadership.read_index(c.member(2))
+                await c.system(2).replicas.leadership.read_index(c.member(2))
         assert not c.member(2).reads

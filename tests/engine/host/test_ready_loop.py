@@ -296,7 +296,7 @@ async def test_a_fault_of_the_turn_ends_the_node_and_not_the_connection_that_sta
         await c.lead(1)
         await c.applied()
         system = c.system(1)
-        await until(lambda: not system.group_commit.busy)
+        await until(lambda: not system.storage.group_commit.busy)
 
         def broken(_: object) -> None:
             raise ZeroDivisionError("a bug")

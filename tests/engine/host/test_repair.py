@@ -86,7 +86,7 @@ async def test_a_damaged_payload_comes_from_a_peer_and_is_written_back(tmp_path:
             await c.start(3)
             await c.applied()
         await all_read(c, 3, bodies)
-        repair = c.system(3).repair
+        repair = c.system(3).repair.payload_repair
         assert repair.fetched >= 3 and not repair.failed
         # Its own again: without peers, and after a restart.
         c.partition(3)
@@ -97,7 +97,7 @@ async def test_a_damaged_payload_comes_from_a_peer_and_is_written_back(tmp_path:
         await c.restart(3)
         await c.applied()
         await all_read(c, 3, bodies)
-        assert not c.system(3).repair.fetched
+        assert not c.system(3).repair.payload_repair.fetched
         if place != "generation":
             # Rows that do not verify can't be counted anew.
             await check_books(c, 3, list(bodies))
@@ -159,11 +159,11 @@ async def test_a_lost_generation_is_refilled_by_reading(tmp_path: Path) -> None:
         system, member = c.system(3), c.member(3)
         assert system.store.lost(member.uid, 1, member.raft.applied)
         await all_read(c, 3, bodies)
-        assert 30 <= system.repair.fetched <= 33, "but for the ends of stretches, each once"
+        assert 30 <= system.repair.payload_repair.fetched <= 33, "but for the ends of stretches, each once"
         await c.restart(3)
         await c.applied()
         await all_read(c, 3, bodies)
-        assert not c.system(3).repair.fetched
+        assert not c.system(3).repair.payload_repair.fetched
 
 
 async def test_a_stretch_that_was_lost_is_not_served_to_others(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ async def test_a_stretch_that_was_lost_is_not_served_to_others(tmp_path: Path) -
         system = c.system(2)
         assert system.store.lost(c.member(2).uid, 1, c.member(2).raft.applied)
         with pytest.raises(LogyardError) as caught:
-            system.pull_answers._collect(c.member(2), [(1, 100)], 1 << 20)
+            system.transfers.pull_answers._collect(c.member(2), [(1, 100)], 1 << 20)
         assert "lost" in str(caught.value)
         await all_read(c, 1, bodies)
 
@@ -196,7 +196,7 @@ async def test_without_a_peer_that_has_it_the_error_is_typed_and_no_wrong_byte_i
         c.partition(3)
         with pytest.raises(Corrupt):
             await c.read(3)
-        assert c.system(3).repair.failed
+        assert c.system(3).repair.payload_repair.failed
         # A peer whose copy is damaged as well says so, and sends nothing.
         c.network.heal()
         for number in (1, 2):
@@ -224,24 +224,24 @@ async def test_a_peer_that_sends_other_bytes_is_not_believed(tmp_path: Path) -> 
 
         peers.send_blob = lying  # type: ignore[method-assign]
         await all_read(c, 3, bodies)
-        assert lies == [3] and c.system(3).pulls.failed == 1
+        assert lies == [3] and c.system(3).transfers.pulls.failed == 1
 
 
 async def test_what_was_released_is_gone_and_nobody_is_asked(tmp_path: Path) -> None:
     async with cluster(tmp_path, payload_cache_bytes=0) as c:
         await filled(c)
         member = c.member(3)
-        located = next(one for one in c.system(3).reader.payload_entries(member, 3, 3) if one.index == 3)
+        located = next(one for one in c.system(3).replicas.reader.payload_entries(member, 3, 3) if one.index == 3)
         await c.nodes[1].truncate("log", 8)
         await c.applied()
         assert hurt_file(c, 3, [bytes(b"r%08d" % at) for at in range(8)]) >= 1
         unit = units_of(located.data)[0]
         assert unit.records == 1 or unit.length
         with pytest.raises((Gone, Corrupt)):
-            await c.system(3).reader.read(
+            await c.system(3).replicas.reader.read(
                 member, [Wanted(located, one, 0, one.length) for one in units_of(located.data)]
             )
-        assert not c.system(3).pulls.pieces
+        assert not c.system(3).transfers.pulls.pieces
 
 
 async def test_many_readers_of_one_damaged_payload_fetch_it_about_once(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ async def test_many_readers_of_one_damaged_payload_fetch_it_about_once(tmp_path:
         async with trio.open_nursery() as nursery:
             for _ in range(20):
                 nursery.start_soon(all_read, c, 3, bodies)
-        assert c.system(3).repair.fetched <= 2, "at most as many as may work at a time"
+        assert c.system(3).repair.payload_repair.fetched <= 2, "at most as many as may work at a time"
 
 
 async def test_a_leader_with_a_damaged_payload_brings_a_follower_up(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ async def test_a_leader_with_a_damaged_payload_brings_a_follower_up(tmp_path: Pa
         await c.start(3)
         await c.applied()
         await all_read(c, 3, bodies)
-        assert c.system(1).repair.fetched == 1
+        assert c.system(1).repair.payload_repair.fetched == 1
         assert os.path.isdir(tmp_path / "node-1")
 
 
@@ -284,7 +284,7 @@ async def one_entry(c: Cluster, names: list[bytes]) -> list[bytes]:
 
 def hold_applying(c: Cluster, number: int) -> Any:
     """A node applies nothing until the returned function is called."""
-    applier = c.system(number).applier
+    applier = c.system(number).replicas.applier
     plain, held = applier.apply, []
 
     def hold(member: Any) -> None:
@@ -350,7 +350,7 @@ async def test_what_dies_while_it_is_repaired_stays_dead(tmp_path: Path, how: st
 
                 storage.rehoming.store_payloads = store  # type: ignore[method-assign]
             else:
-                ask = system.pulls.ask
+                ask = system.transfers.pulls.ask
                 go_on = trio.Event()
 
                 async def late(*arguments: Any) -> Any:
@@ -359,7 +359,7 @@ async def test_what_dies_while_it_is_repaired_stays_dead(tmp_path: Path, how: st
                     await go_on.wait()
                     return piece
 
-                system.pulls.ask = late  # type: ignore[method-assign, assignment]
+                system.transfers.pulls.ask = late  # type: ignore[method-assign, assignment]
             nursery.start_soon(c.page, 3, 0)
             await reached.wait()
             await c.nodes[1].truncate("log", 3)

@@ -37,10 +37,10 @@ async def test_a_replica_made_anew_is_not_stopped_by_what_the_old_one_had_queued
         await c.fill(1, 5, KIB)
         await c.applied()
         system, member = c.system(3), c.member(3)
-        await until(lambda: not system.group_commit.busy)
+        await until(lambda: not system.storage.group_commit.busy)
         await c.nodes[1].change_members("log", "remove", 3)
-        await until(lambda: not system.group_commit.busy)
-        group_commit = system.group_commit
+        await until(lambda: not system.storage.group_commit.busy)
+        group_commit = system.storage.group_commit
         group_commit._alone = True
         last = member.raft.log.last_index
         late = WalItem(member.uid)
@@ -71,7 +71,7 @@ async def test_a_replica_that_goes_a_second_time_keeps_the_promises_of_the_first
         await c.lead(1)
         await c.fill(1, 10, KIB)
         await c.applied()
-        replica_gc, uid = c.system(3).replica_gc, c.member(1).uid
+        replica_gc, uid = c.system(3).host.replica_gc, c.member(1).uid
         for _ in range(2):
             await c.nodes[1].change_members("log", "remove", 3)
             await until(lambda: not c.system(3).members)

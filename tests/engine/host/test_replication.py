@@ -99,6 +99,6 @@ async def test_law_7_more_frames_than_an_entry_can_count_are_several_entries(tmp
     async with cluster(tmp_path, 1, **limits) as c:
         replies, one = Replies(), frame()
         for number in range(66_000):
-            c.system(1).commands.submit(c.member(1).uid, one, replies, number)
+            c.system(1).replicas.commands.submit(c.member(1).uid, one, replies, number)
         await until(lambda: len(replies.found) == 66_000 or 1 in c.failures, "replies")
         assert c.log(1).end == 66_000 and not any(status for _, status in replies.found)

@@ -21,7 +21,7 @@ from .cluster import Cluster, cluster, until
 def submit(run: Cluster, number: int, body: bytes, name: str = "log", **options: Any) -> PendingReply[bytes]:
     answer: PendingReply[bytes] = PendingReply()
     frame = memoryview(b"".join(encode_frame([(b"", body)], command=APPEND)))
-    run.system(number).commands.submit(run.member(number, name).uid, frame, answer, 1, **options)
+    run.system(number).replicas.commands.submit(run.member(number, name).uid, frame, answer, 1, **options)
     return answer
 
 
@@ -112,7 +112,7 @@ async def test_a_members_own_answer_to_a_sessions_frame(tmp_path: Path) -> None:
         await run.nodes[leader].open_session("log", 5, 6, 60_000)
         answer: PendingReply[bytes] = PendingReply()
         frame = memoryview(b"".join(encode_frame([(b"", b"x")], command=APPEND, session=5, sequence=1)))
-        run.system(leader).commands.submit(run.member(leader).uid, frame, answer, 1)
+        run.system(leader).replicas.commands.submit(run.member(leader).uid, frame, answer, 1)
         want = await answer.wait(trio.Event)
         for number in run.ids:
             assert await run.nodes[number].session_reply("log", 5, 1, 10.0) == want

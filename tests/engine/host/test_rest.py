@@ -16,12 +16,12 @@ from .cluster import cluster, until
 
 async def test_a_node_at_rest_gets_up_for_its_groups(tmp_path: Path) -> None:
     async with cluster(tmp_path, group="") as c:
-        tickers = [c.system(number).ticker for number in c.ids]
+        tickers = [c.system(number).host.ticker for number in c.ids]
         await until(lambda: all(ticker.resting for ticker in tickers), "no group, nothing to tick")
         await c.create("log")
         assert await c.fill(await c.leader(), 3, 100)
         await until(lambda: all(ticker.resting for ticker in tickers), "the group is quiet, the WAL sealed")
-        assert all(c.system(number).group_commit.sealed and not c.system(number).active for number in c.ids)
+        assert all(c.system(number).storage.group_commit.sealed and not c.system(number).active for number in c.ids)
         leader = await c.leader()
         await c.crash(leader)
         await c.leader(among=[number for number in c.ids if number != leader])
@@ -31,13 +31,13 @@ async def test_an_alarm_rings_a_node_out_of_its_rest(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, hibernate_after_ms=20) as c:
         system = c.system(1)
         uid = system.names["log"]
-        await until(lambda: uid in system.quiesced and system.ticker.resting, "it sleeps")
-        packed = system.quiesced.pop(uid)
+        await until(lambda: uid in system.quiescence.table and system.host.ticker.resting, "it sleeps")
+        packed = system.quiescence.table.pop(uid)
         assert packed is not None
         due = time.time_ns() // 1_000_000 + 20
-        system.quiesced.add(uid, packed._replace(due=due))
-        system.quiesced_timers.adopt(uid, due, 0)
-        assert system.quiesced_timers.next_s() <= 0.02
+        system.quiescence.table.add(uid, packed._replace(due=due))
+        system.quiescence.timers.adopt(uid, due, 0)
+        assert system.quiescence.timers.next_s() <= 0.02
         await until(lambda: uid in system.members, "it is due")
         assert system.members[uid].raft.role == LEADER
 
@@ -49,8 +49,8 @@ async def test_what_concerns_all_members_is_done_in_steps(tmp_path: Path) -> Non
         system = c.system(1)
         done: list[Member] = []
         again: list[Member] = []
-        system.walks.over_members(done.append)
-        system.walks.over_members(again.append)
+        system.host.walks.over_members(done.append)
+        system.host.walks.over_members(again.append)
         assert len(done) == walks.STEP and not again, "the first step is taken at once, the rest has to wait"
         last = list(system.members.values())[-1]
         last.stop("a test")
@@ -62,20 +62,21 @@ async def test_a_late_loop_is_no_slow_disk(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, disk_stall_ms=40) as c:
         system = c.system(1)
         await c.fill(1, 1, 100)
-        system.group_commit.sync_seconds = 1.0
-        batches = system.group_commit.batches
+        system.storage.group_commit.sync_seconds = 1.0
+        batches = system.storage.group_commit.batches
         async with trio.open_nursery() as nursery:
             nursery.start_soon(c.fill, 1, 1, 100)
             await until(
-                lambda: system.group_commit.busy or system.group_commit.batches > batches, "a write is under way"
+                lambda: system.storage.group_commit.busy or system.storage.group_commit.batches > batches,
+                "a write is under way",
             )
             end = time.monotonic() + 5
-            while system.group_commit.batches == batches and time.monotonic() < end:
+            while system.storage.group_commit.batches == batches and time.monotonic() < end:
                 """The loop does nothing else until the thread is done."""
             began = time.monotonic()
             while time.monotonic() < began + 0.06:
                 """And some more."""
-            assert system.disk_health.healthy(), "the disk has done its part"
+            assert system.host.disk_health.healthy(), "the disk has done its part"
 
 
 async def test_a_group_with_a_promotable_learner_that_is_away_is_quiet(tmp_path: Path) -> None:
@@ -102,8 +103,8 @@ async def test_a_group_that_waits_for_room_is_asked_when_another_ones_answer_mad
         for at_an_answer in (True, False):
             system.windows[2].waiting[member.uid] = None
             if at_an_answer:
-                system.outbound.resume(2)
+                system.host.outbound.resume(2)
             else:
-                system.outbound.resume_all()
+                system.host.outbound.resume_all()
             assert not system.windows[2].waiting and member.raft.has_ready
             await until(lambda: not member.dirty)

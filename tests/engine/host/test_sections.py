@@ -73,7 +73,7 @@ async def test_a_section_that_did_not_change_is_not_stored_again(tmp_path: Path)
         await put(c, 1, "big", 1, 2 * MIB + 5)
         await put(c, 1, "small", 2, INLINE_BYTES)
         await c.nodes[1].snapshot()
-        chunks, first = c.system(1).chunks, stored(c, 1)
+        chunks, first = c.system(1).transfers.chunks, stored(c, 1)
         assert len(first) == 3 == chunks.written and set(c.member(1).chunks) == first
         assert c.member(1).snapshot_bytes > 2 * MIB + INLINE_BYTES
         written = c.system(1).disk.bytes_written
@@ -98,8 +98,8 @@ async def test_sections_have_versions_of_their_own(tmp_path: Path) -> None:
     async with shelves(tmp_path, 1) as c:
         await put(c, 1, "old", 1, 10)
         await put(c, 1, "new", 1, 100 * KIB)
-        found = c.system(1).snapshots._capture(c.member(1))
-        await c.system(1).checkpoints.store_snapshots([found])
+        found = c.system(1).transfers.snapshots._capture(c.member(1))
+        await c.system(1).storage.checkpoints.store_snapshots([found])
         books = c.system(1).storage.meta_batch
         assert books.load_snapshot(books.snapshot(c.member(1).uid)).versions == {"old": 7}
 
@@ -197,8 +197,8 @@ async def test_an_offer_whose_chunks_went_is_followed_by_a_newer_one(tmp_path: P
         await put(c, 1, "big", 2, 3 * MIB)
         await c.nodes[1].snapshot()
         assert kept < stored(c, 1), "a lease names what no snapshot does"
-        c.system(1).chunks.give_up()
-        await c.system(1).chunks.collect()
+        c.system(1).transfers.chunks.give_up()
+        await c.system(1).transfers.chunks.collect()
         assert not kept & stored(c, 1)
         wire.let_go()
         await c.applied()
@@ -237,7 +237,7 @@ async def test_a_damaged_chunk_is_mended_by_the_others(tmp_path: Path) -> None:
         c.system(3).storage.meta_batch.meta.commit([(key, b"not what its name says")])
         uid = c.member(3).uid
         await c.restart(3)
-        await until(lambda: (known := c.system(3).log_repair.known.get(uid)) is not None and known.sound)
+        await until(lambda: (known := c.system(3).repair.log_repair.known.get(uid)) is not None and known.sound)
         await c.applied()
         assert c.log(3).books == c.log(1).books
         await c.restart(3)
@@ -273,7 +273,7 @@ async def test_a_checkpoint_keeps_the_log_and_a_snapshot_lets_it_go(tmp_path: Pa
         # A follower that is behind gets entries.
         await c.start(3)
         await c.applied()
-        assert c.member(3).snapshot_index == 0 and c.system(1).snapshot_sender.sent == 0
+        assert c.member(3).snapshot_index == 0 and c.system(1).transfers.snapshot_sender.sent == 0
         await c.restart(1)
         member = c.member(1)
         assert member.snapshot_index == index and member.compactable == 0 and member.raft.log.snapshot_index == 0
@@ -294,10 +294,10 @@ async def test_a_snapshot_at_a_checkpoint_is_the_checkpoint(tmp_path: Path) -> N
         member = c.member(1)
         await until(lambda: member.snapshot_index == member.raft.applied)
         await c.roll(1)
-        taken = c.system(1).snapshots.taken
+        taken = c.system(1).transfers.snapshots.taken
         assert member.raft.log.snapshot_index == 0
         await c.nodes[1].snapshot()
-        assert c.system(1).snapshots.taken == taken
+        assert c.system(1).transfers.snapshots.taken == taken
         assert member.raft.log.snapshot_index == member.snapshot_index
 
 
@@ -315,8 +315,8 @@ async def test_the_check_reads_sections_beside_the_manifest(tmp_path: Path) -> N
     async with cluster(tmp_path, 1) as c:
         await c.fill(1, 3, 100)
         member = c.member(1)
-        captured = c.system(1).snapshots._capture(member)
-        await c.system(1).checkpoints.store_snapshots([captured._replace(encoded=split(captured.snapshot, 8))])
+        captured = c.system(1).transfers.snapshots._capture(member)
+        await c.system(1).storage.checkpoints.store_snapshots([captured._replace(encoded=split(captured.snapshot, 8))])
         assert len(stored(c, 1)) == len(member.chunks) == 1
         await c.crash(1)
         assert check_directory(tmp_path / "node-1")["ok"]

@@ -44,7 +44,7 @@ async def resend(run: Cluster, sent: memoryview, number: int) -> range:
 async def send_raw(run: Cluster, number: int, sent: memoryview, name: str = "log") -> bytes:
     answer: PendingReply[bytes] = PendingReply()
     system = run.system(number)
-    system.commands.submit(run.member(number, name).uid, sent, answer, 1)
+    system.replicas.commands.submit(run.member(number, name).uid, sent, answer, 1)
     with trio.fail_after(20):
         return await answer.wait(trio.Event)
 
@@ -102,7 +102,7 @@ async def test_a_new_leader_holds_frames_back_until_it_knows_what_was_applied(tm
         last = run.member(leader).raft.log.last_index
         # The old leader's entry reaches another one, and nobody hears that it is committed.
         answer: PendingReply[bytes] = PendingReply()
-        run.system(leader).commands.submit(run.member(leader).uid, frame(b"first"), answer, 1)
+        run.system(leader).replicas.commands.submit(run.member(leader).uid, frame(b"first"), answer, 1)
         await until(lambda: any(run.member(number).raft.log.last_index > last for number in others), "it arrives")
         await run.crash(leader)
         assert await insist(run, lambda number: send(run, number, frame(b"first"))) == range(1)
@@ -155,9 +155,9 @@ async def test_an_unknown_session_is_a_committed_refusal_that_leaves_nothing(tmp
             await send(run, leader, frame(b"y" * 5000, session=9))
         await run.applied()
         for number in run.ids:
-            assert run.log(number).end == 1 and not run.system(number).snapshots.mismatches
+            assert run.log(number).end == 1 and not run.system(number).transfers.snapshots.mismatches
             await run.nodes[number].snapshot()
-            assert not run.system(number).snapshots.mismatches
+            assert not run.system(number).transfers.snapshots.mismatches
             assert await run.read(number) == [(b"", b"kept")]
 
 
@@ -174,7 +174,7 @@ async def test_copies_that_reach_the_log_leak_nothing_and_keep_offsets_right(tmp
             frame(b"c" * 7000, session=SESSION + 1), frame(b"b" * 6000, sequence=2, records=2), frame(b"d", sequence=3),
         ]  # fmt: skip
         for one, answer in zip(sent, answers, strict=True):
-            run.system(leader).commands.submit(member.uid, one, answer, 1)
+            run.system(leader).replicas.commands.submit(member.uid, one, answer, 1)
         member.proposals.guarded = False
         replies = [APPEND_REPLY.unpack(await answer.wait(trio.Event)) for answer in answers]
         assert replies == [(0, 1), (0, 1), (1, 2), (0, 1), (3, 1), (1, 2), (4, 1)]
@@ -186,7 +186,7 @@ async def test_copies_that_reach_the_log_leak_nothing_and_keep_offsets_right(tmp
             for offset, body in enumerate(want):
                 assert [found for _, found in await run.read(number, offset, 1)] == [body]
             await run.nodes[number].snapshot()
-            assert not run.system(number).snapshots.mismatches
+            assert not run.system(number).transfers.snapshots.mismatches
         for number in run.ids:
             await run.restart(number)
         leader = await run.leader()
@@ -209,7 +209,7 @@ async def test_dead_copies_between_living_records_are_counted_once(tmp_path: Pat
 
         async def copy(size: int) -> None:
             answer: PendingReply[bytes] = PendingReply()
-            run.system(1).commands.submit(run.member(1).uid, frame(b"a" * size), answer, 1)
+            run.system(1).replicas.commands.submit(run.member(1).uid, frame(b"a" * size), answer, 1)
             run.member(1).proposals.guarded = False
             await answer.wait(trio.Event)
 
@@ -261,7 +261,7 @@ async def test_a_session_ends_only_by_its_clients_silence(tmp_path: Path) -> Non
         system = run.system(1)
         await run.nodes[1].open_session("log", SESSION, CLIENT, 10_000)
         await run.nodes[1].open_session("log", SESSION + 1, CLIENT + 1, 10_000)
-        beats = system.heartbeats
+        beats = system.replicas.heartbeats
 
         def sleep(seconds: float) -> None:
             """The clock moves on by itself only in the test's hand."""
@@ -291,9 +291,9 @@ async def test_a_new_leader_and_a_node_that_slept_give_the_whole_time_again(tmp_
         await run.nodes[1].open_session("log", SESSION, CLIENT, 10_000)
         await run.applied()
         for number in run.ids:
-            run.system(number).heartbeats.clock += 1000.0
+            run.system(number).replicas.heartbeats.clock += 1000.0
         await run.lead(2)
-        beats = run.system(2).heartbeats
+        beats = run.system(2).replicas.heartbeats
         assert run.member(2).lead_since >= 1000.0
         last = run.member(2).raft.log.last_index
         beats.look()
@@ -312,10 +312,10 @@ async def test_a_session_sleeps_with_its_group_and_ends_when_its_client_is_silen
     async with cluster(tmp_path, hibernate_after_ms=30) as run:
         await run.lead(1)
         await run.nodes[1].open_session("log", SESSION, CLIENT, 10_000)
-        beats = run.system(1).heartbeats
+        beats = run.system(1).replicas.heartbeats
 
         def sleeps() -> bool:
-            return all(run.system(number).names["log"] in run.system(number).quiesced for number in run.ids)
+            return all(run.system(number).names["log"] in run.system(number).quiescence.table for number in run.ids)
 
         for _ in range(3):
             before = beats.clock
@@ -325,12 +325,12 @@ async def test_a_session_sleeps_with_its_group_and_ends_when_its_client_is_silen
             beats.clock += 4.0
         run.nodes[1].heartbeat(CLIENT)
         beats.clock += 4.0
-        last = {number: run.system(number).transitions.woken for number in run.ids}
+        last = {number: run.system(number).quiescence.transitions.woken for number in run.ids}
         beats.look()
-        run.system(1).quiesce.look()
-        assert {number: run.system(number).transitions.woken for number in run.ids} == last, "it has time"
+        run.system(1).quiescence.quiesce.look()
+        assert {number: run.system(number).quiescence.transitions.woken for number in run.ids} == last, "it has time"
         beats.clock += 7.0
-        run.system(1).quiesce.look()
+        run.system(1).quiescence.quiesce.look()
         # Nobody else led meanwhile: its time was over.
         await until(lambda: run.replica(1) is not None and not run.member(1).sessions, "it wakes, and the session ends")
 

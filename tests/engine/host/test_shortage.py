@@ -168,7 +168,7 @@ async def test_a_start_short_of_descriptors_calls_no_segment_damaged(tmp_path: P
         disk.short = ""
         await c.start(1)
         await c.leader()
-        assert not c.system(1).log_repair.known and len(await c.read(1)) == 60
+        assert not c.system(1).repair.log_repair.known and len(await c.read(1)) == 60
 
 
 async def test_a_read_short_of_descriptors_is_busy_and_loses_nothing(tmp_path: Path) -> None:
@@ -184,10 +184,12 @@ async def test_a_read_short_of_descriptors_is_busy_and_loses_nothing(tmp_path: P
         disk.short = ".seg"
         member = c.member(1)
         with pytest.raises(Busy, match="descriptors"):
-            system.reader.log_entries(member, 1, 5, 1 << 20)
+            system.replicas.reader.log_entries(member, 1, 5, 1 << 20)
         with pytest.raises(Busy, match="descriptors"):
             await c.read(1)
-        assert member.state == "running" and not system.log_repair.known and not system.repair.failed
+        assert (
+            member.state == "running" and not system.repair.log_repair.known and not system.repair.payload_repair.failed
+        )
         disk.short = ""
         assert len(await c.read(1)) == 60
 
@@ -200,7 +202,7 @@ async def test_apply_that_is_short_of_descriptors_goes_on_later(tmp_path: Path) 
         await c.fill(1, 60, 40 * KIB)
         await c.applied()
         system, member = c.system(3), c.member(3)
-        real = system.reader.log_entries
+        real = system.replicas.reader.log_entries
         met = trio.Event()
 
         def short(*arguments: object) -> object:
@@ -209,7 +211,7 @@ async def test_apply_that_is_short_of_descriptors_goes_on_later(tmp_path: Path) 
                 raise Busy("the node's file descriptors or memory", 0.05)
             return real(*arguments)  # type: ignore[arg-type]
 
-        system.reader.log_entries = short  # type: ignore[assignment]
+        system.replicas.reader.log_entries = short  # type: ignore[assignment]
         await c.append(1, [(b"", b"one more")])
         await met.wait()
         await c.applied()
@@ -297,7 +299,7 @@ async def test_an_overwritten_log_short_of_descriptors_is_counted_later(tmp_path
         storage, member = c.system(1).storage, c.member(1)
         (file,) = storage.location.files.values()
         whole, last = file.live, member.raft.log.last_index
-        (entry,) = c.system(1).reader.log_entries(member, last, last, 1 << 20)
+        (entry,) = c.system(1).replicas.reader.log_entries(member, last, last, 1 << 20)
         storage.segments.renew(file.file)
         disk.short = ".seg"
         # As when a leader replaces what was never committed.

@@ -78,7 +78,7 @@ async def test_a_halted_group_votes_acknowledges_and_refuses(tmp_path: Path) -> 
         assert row["state"] == "halted" and f"({index}, 0)" in row["reason"] and "ZeroDivisionError" in row["reason"]
         for refused in (
             lambda: tell(c, "s", "note", "x"),
-            lambda: c.system(leader).leadership.read_index(member),
+            lambda: c.system(leader).replicas.leadership.read_index(member),
             lambda: wait(member, lambda: False),
         ):
             with pytest.raises(GroupStopped, match="ZeroDivisionError"):
@@ -127,7 +127,7 @@ async def test_a_skip_of_what_did_not_fail_is_refused_at_apply(tmp_path: Path) -
         await group(c)
         sink: PendingReply[bytes] = PendingReply()
         # As from a leader that was halted when it proposed it, and is not any more.
-        c.system(1).commands.propose(c.member(1, "s"), "skip", 2, 0, sink=sink)
+        c.system(1).replicas.commands.propose(c.member(1, "s"), "skip", 2, 0, sink=sink)
         with pytest.raises(LogyardError) as caught:
             await sink.wait(trio.Event)
         assert caught.value.code == "not_failed"
@@ -202,7 +202,7 @@ async def test_two_faults_in_a_row_and_a_fault_in_one_entry_twice(tmp_path: Path
         verbs = [command("note", "a"), command("boom"), command("note", "b"), command("boom"), command("note", "c")]
         for sink, verb in zip(sinks, verbs, strict=True):
             (frame,) = encode_frame([(b"", b"body")], command=verb)
-            c.system(1).commands.submit(member.uid, memoryview(frame), sink, 0)
+            c.system(1).replicas.commands.submit(member.uid, memoryview(frame), sink, 0)
         await until(lambda: member.state == "halted")
         index = member.raft.applied + 1
         assert member.halt is not None and member.halt.ordinal == 1
@@ -228,7 +228,7 @@ async def test_the_failing_frame_of_a_batch_is_found(tmp_path: Path) -> None:
         member = c.member(1, "s")
         for verb in (command("note", "a"), command("note", "b"), command("boom"), command("note", "c")):
             (frame,) = encode_frame([(b"", None)] * 2, command=verb)
-            c.system(1).commands.submit(member.uid, memoryview(frame), PendingReply(), 0)
+            c.system(1).replicas.commands.submit(member.uid, memoryview(frame), PendingReply(), 0)
         await until(lambda: member.state == "halted")
         assert member.halt is not None
         assert (member.halt.ordinal, member.halt.records) == (4, 2)
@@ -243,7 +243,7 @@ async def test_a_rebuilt_machine_keeps_sessions_timers_and_payloads(tmp_path: Pa
         await tell(c, "s", "in", "bell", 3_600_000)
         assert (await c.nodes[1].snapshot())["taken"] == 1
         await keep(c, "s", [(b"head", b"body")])
-        system.commands.propose(member, "register", 9, 1, 60_000)
+        system.replicas.commands.propose(member, "register", 9, 1, 60_000)
         (frame,) = encode_frame([(b"", None)], command=command("note", "in session"), session=9, sequence=1)
         assert await c.nodes[1].commit(member, [frame])
         before = list(member.liveness.live_ranges(member.raft.applied))
@@ -292,14 +292,14 @@ async def test_a_machine_that_is_built_anew_short_of_descriptors_is_built_later(
             # The skip is committed before one member comes to the command.
             leader = await c.leader("s")
             held = next(number for number in c.ids if number != leader)
-            c.system(held).applier.apply_all = lambda members: None  # type: ignore[method-assign]
+            c.system(held).replicas.applier.apply_all = lambda members: None  # type: ignore[method-assign]
             with pytest.raises(LogyardError):
                 await tell(c, "s", "boom")
             index = c.member(leader, "s").raft.applied + 1
         else:
             index = await blow(c)
             held = await c.leader("s")
-        reader = c.system(held).reader
+        reader = c.system(held).replicas.reader
         real = reader.log_entries
         met: list[int] = []
 
@@ -312,8 +312,8 @@ async def test_a_machine_that_is_built_anew_short_of_descriptors_is_built_later(
         reader.log_entries = short  # type: ignore[assignment,method-assign]
         await skip(c, index)
         if skipped_first:
-            del c.system(held).applier.apply_all
-            c.system(held).applier.apply_all((c.member(held, "s"),))
+            del c.system(held).replicas.applier.apply_all
+            c.system(held).replicas.applier.apply_all((c.member(held, "s"),))
         await until(lambda: len(met) == 2, "it was built twice in vain")
         await until(lambda: c.member(held, "s").state == "running", "it goes on")
         await tell(c, "s", "note", "after")

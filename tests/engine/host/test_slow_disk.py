@@ -39,12 +39,12 @@ class SlowDisk(Disk):
 def make_slow(c: Cluster, disks: dict[int, SlowDisk], *numbers: int) -> None:
     for number in numbers:
         # Its loop is this test's, and must not wait for its disk.
-        c.system(number).group_commit.sync_seconds = 1.0
+        c.system(number).storage.group_commit.sync_seconds = 1.0
         disks[number].delay_s = 0.05
 
 
 def moved(system: System) -> int:
-    return system.slow_disk.handed_over
+    return system.host.slow_disk.handed_over
 
 
 async def test_leaderships_move_off_a_slow_disk_and_stay_when_it_is_fast_again(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ async def test_leaderships_move_off_a_slow_disk_and_stay_when_it_is_fast_again(t
         system = c.system(1)
         make_slow(c, disks, 1)
         await until(lambda: not any(c.leads(1, name) for name in names), "all of its leaderships move")
-        assert system.slow_disk.slow and system.slow_disk.status()["slow"] and moved(system) >= 3
+        assert system.host.slow_disk.slow and system.host.slow_disk.status()["slow"] and moved(system) >= 3
         leaders = {name: await c.leader(name) for name in names}
         assert 1 not in leaders.values()
         await until(lambda: any(row.node == 1 and row.slow for row in c.system(2).peers.status()), "the others know")
@@ -66,8 +66,8 @@ async def test_leaderships_move_off_a_slow_disk_and_stay_when_it_is_fast_again(t
         for name in names:
             await c.append(leaders[name], [(b"", b"x")], name)
         disks[1].delay_s = 0.0
-        await until(lambda: not system.slow_disk.slow, "it is fast again")
-        assert system.slow_disk.changes == 2
+        await until(lambda: not system.host.slow_disk.slow, "it is fast again")
+        assert system.host.slow_disk.changes == 2
         assert {name: await c.leader(name) for name in names} == leaders, "nothing comes back by itself"
 
 
@@ -76,9 +76,9 @@ async def test_equally_slow_disks_keep_their_leaderships(tmp_path: Path) -> None
     async with cluster(tmp_path, disks=disks, **SLOW) as c:
         await c.lead(1)
         make_slow(c, disks, 1, 2, 3)
-        await until(lambda: all(c.system(number).slow_disk.slow for number in c.ids), "all are slow")
-        looked = c.system(1).slow_disk._looked
-        await until(lambda: c.system(1).slow_disk._looked > looked, "it has looked again")
+        await until(lambda: all(c.system(number).host.slow_disk.slow for number in c.ids), "all are slow")
+        looked = c.system(1).host.slow_disk._looked
+        await until(lambda: c.system(1).host.slow_disk._looked > looked, "it has looked again")
         assert c.leads(1) and not moved(c.system(1)), "nobody is better"
         limits = c.system(1).limits
         assert limits is not None and not limits.patience
@@ -93,7 +93,7 @@ async def test_a_slow_node_leads_when_nobody_else_can(tmp_path: Path) -> None:
         await c.append(3, [(b"", b"committed without node 2")])
         await until(lambda: c.member(1).raft.commit == c.member(3).raft.commit)
         make_slow(c, disks, 1)
-        await until(lambda: c.system(1).slow_disk.slow)
+        await until(lambda: c.system(1).host.slow_disk.slow)
         await c.crash(3)
         c.network.heal()
         assert await c.leader(among=(1, 2)) == 1
@@ -168,7 +168,7 @@ async def test_a_slow_disk_alone_hands_nothing_over(tmp_path: Path) -> None:
     disks = {1: SlowDisk()}
     async with cluster(tmp_path, 1, disks=disks, **SLOW) as c:
         make_slow(c, disks, 1)
-        await until(lambda: c.system(1).slow_disk.slow)
+        await until(lambda: c.system(1).host.slow_disk.slow)
         with trio.fail_after(10):
             await c.append(1, [(b"", b"x")])
         assert c.member(1).raft.role == LEADER and not moved(c.system(1))

@@ -109,14 +109,14 @@ async def test_a_crash_between_the_stored_snapshot_and_the_switch(tmp_path: Path
         await compacted(c, 1)
         system = (await c.start(3)).system
         stored = trio.Event()
-        store_installed = system.checkpoints.store_installed
+        store_installed = system.storage.checkpoints.store_installed
 
         async def stop_after(*arguments: Any) -> None:
             await store_installed(*arguments)
             stored.set()
             await trio.sleep_forever()
 
-        system.checkpoints.store_installed = stop_after  # type: ignore[assignment, method-assign]
+        system.storage.checkpoints.store_installed = stop_after  # type: ignore[assignment, method-assign]
         with trio.fail_after(10):
             await stored.wait()
         await c.crash(3)
@@ -169,7 +169,7 @@ async def test_an_install_is_checkpointed_when_the_file_with_its_marks_is_sealed
         await c.crash(3)
         bodies = await c.fill(1, 10, 40 * KIB)
         await compacted(c, 1)
-        checkpoints = (await c.start(3)).system.checkpoints
+        checkpoints = (await c.start(3)).system.storage.checkpoints
         store_installed = checkpoints.store_installed
 
         async def after_a_roll(*arguments: Any) -> None:
@@ -180,7 +180,7 @@ async def test_an_install_is_checkpointed_when_the_file_with_its_marks_is_sealed
         checkpoints.store_installed = after_a_roll  # type: ignore[assignment, method-assign]
         await c.applied()
         member = c.member(3)
-        await until(lambda: not member.unpersisted and not c.system(3).group_commit.busy)
+        await until(lambda: not member.unpersisted and not c.system(3).storage.group_commit.busy)
         c.partition(3)
         await c.nodes[3].compact()
         c.network.heal()
@@ -241,14 +241,14 @@ async def test_an_older_snapshot_never_overwrites_a_newer_one(tmp_path: Path) ->
     async with cluster(tmp_path, 1) as c:
         await c.fill(1, 5, 100)
         system, member = c.system(1), c.member(1)
-        old = system.snapshots._capture(member)
+        old = system.transfers.snapshots._capture(member)
         await c.fill(1, 5, 100)
-        new = system.snapshots._capture(member)
+        new = system.transfers.snapshots._capture(member)
         # Both want the meta store while it is taken; the newer one gets it first.
         async with trio.open_nursery() as nursery, system.storage.meta_batch._lock:
-            nursery.start_soon(system.checkpoints.store_snapshots, [new])
+            nursery.start_soon(system.storage.checkpoints.store_snapshots, [new])
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(system.checkpoints.store_snapshots, [old])
+            nursery.start_soon(system.storage.checkpoints.store_snapshots, [old])
             await trio.testing.wait_all_tasks_blocked()
         found = snapshot_format.decode(system.storage.meta_batch.snapshot(member.uid).data, member.uid)
         assert found.index == new[1].index == member.snapshot_index
@@ -325,7 +325,7 @@ async def test_the_books_are_exact_after_an_install_that_was_not_needed(tmp_path
         await c.applied()
         await c.roll(3)
         # Stored but not applied: what the snapshot brings anew has its home in a sealed file until then.
-        member, applier = c.member(3), c.system(3).applier
+        member, applier = c.member(3), c.system(3).replicas.applier
         apply = applier.apply
         applier.apply = lambda member: None  # type: ignore[method-assign]
         await c.fill(1, 6, 10 * KIB)
@@ -333,10 +333,10 @@ async def test_the_books_are_exact_after_an_install_that_was_not_needed(tmp_path
         await until(lambda: member.raft.log.stable == c.member(1).raft.log.last_index)
         await c.roll(3)
         index = member.raft.applied
-        captured = c.system(1).snapshots._capture(c.member(1))
-        await c.system(1).checkpoints.store_snapshots([captured])
+        captured = c.system(1).transfers.snapshots._capture(c.member(1))
+        await c.system(1).storage.checkpoints.store_snapshots([captured])
         # The transfer itself, as the leader starts it for a member that is behind.
-        await c.system(1).snapshot_sender._send(c.member(1), 3)
+        await c.system(1).transfers.snapshot_sender._send(c.member(1), 3)
         applier.apply = apply  # type: ignore[method-assign]
         c.system(3).ready_loop.mark(member)
         await c.applied()
@@ -444,7 +444,7 @@ async def test_law_3_entries_behind_marks_that_a_restart_wrote_survive_the_next_
         # Another group's payloads keep the files, and with them the old segments and rows, as they are.
         await c.create("other", [3], by=3)
         await _old_tail(c, 30)
-        snapshots, raft = c.system(3).snapshot_receiver, c.member(3).raft
+        snapshots, raft = c.system(3).transfers.snapshot_receiver, c.member(3).raft
         take_in, stored = snapshots._take_in, trio.Event()
 
         async def late(*arguments: Any) -> None:
@@ -489,8 +489,8 @@ async def test_invariant_7_a_snapshot_of_a_later_term_is_durable_before_that_ter
         await _old_tail(c, 30)
         # Node 3 hears of the new term by the snapshot alone, and dies before its log starts over.
         stored = trio.Event()
-        monkeypatch.setattr(c.system(3).inbound, "on_messages", lambda *_: None)
-        monkeypatch.setattr(c.system(3).snapshot_receiver, "_install", lambda *_: stored.set())
+        monkeypatch.setattr(c.system(3).host.inbound, "on_messages", lambda *_: None)
+        monkeypatch.setattr(c.system(3).transfers.snapshot_receiver, "_install", lambda *_: stored.set())
         term = c.member(3).raft.term
         c.network.heal()
         await stored.wait()
@@ -518,7 +518,7 @@ async def _old_tail(c: Cluster, count: int) -> None:
     member, nobody = c.member(3), Replies()
     for _ in range(count):
         before = member.raft.log.last_index
-        c.system(3).commands.submit(member.uid, frame(), nobody, 1)
+        c.system(3).replicas.commands.submit(member.uid, frame(), nobody, 1)
         await until(lambda: member.raft.log.stable > before)  # noqa: B023
     await c.roll(3)
     await until(lambda: c.leads(1) or c.leads(2))

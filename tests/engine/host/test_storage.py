@@ -128,7 +128,7 @@ async def test_a_pinned_wal_file_outlives_its_migration(tmp_path: Path) -> None:
         bodies = await c.fill(1, 10, 40 * KIB)
         await c.roll(1)
         (file,) = system.storage.location.files
-        entry = next(iter(system.reader.payload_entries(c.member(1), 2, 5))).entry
+        entry = next(iter(system.replicas.reader.payload_entries(c.member(1), 2, 5))).entry
         assert entry is not None and entry.file == file
         system.storage.location.pin(("wal", file))
         await c.nodes[1].compact()
@@ -260,7 +260,7 @@ async def test_pitfall_53_a_group_goes_while_its_segment_is_written(
             if how == "deleted":
                 await c.nodes[1].delete_group("log")
             else:
-                system.retire.stop(gone, "a test stops it")
+                system.replicas.retire.stop(gone, "a test stops it")
 
         async def written(sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
             if not late:
@@ -302,7 +302,7 @@ async def test_a_file_stays_until_all_is_dead_whatever_died_inside_its_entries_b
             answers: list[PendingReply[bytes]] = [PendingReply() for _ in frames]
             system.ready_loop.hold()
             for frame, answer in zip(frames, answers, strict=True):
-                system.commands.submit(member.uid, memoryview(frame), answer, 1)
+                system.replicas.commands.submit(member.uid, memoryview(frame), answer, 1)
             system.ready_loop.release()
             with pytest.raises(SessionExpired):
                 await answers[1].wait(trio.Event)

@@ -167,7 +167,7 @@ async def test_a_stormy_history_adds_up(tmp_path: Path, seed: int) -> None:
         live = [c.member(number).liveness.encode_live_set(c.member(number).raft.applied) for number in c.ids]
         assert live[0] == live[1] == live[2]
         # The victim's are its own again.
-        await until(lambda: not c.system(VICTIM).refill.status()["lost"], "what it lost is back")
+        await until(lambda: not c.system(VICTIM).repair.refill.status()["lost"], "what it lost is back")
         c.partition(VICTIM)
         assert [body for _, body in await c.read(VICTIM, start)] == reads[0]
         c.network.heal()

@@ -33,11 +33,11 @@ async def test_a_follower_that_chases_snapshots_knows_who_leads_and_gets_on(tmp_
             for _ in range(4):
                 before = c.member(3).raft.applied
                 # Sight of the leader is lost, and no link: as under a load that holds up renewals.
-                inbound, live = c.system(3).inbound, set(c.system(3).live)
+                inbound, live = c.system(3).host.inbound, set(c.system(3).live)
                 inbound.on_liveness(live - {1})
                 inbound.on_liveness(live)
                 await until(lambda: c.member(3).raft.leader == 1, "it knows who leads")
                 await until(lambda before=before: c.member(3).raft.applied > before, "it gets on")
             writing = False
         await c.applied()
-        assert c.system(3).snapshot_receiver.installed
+        assert c.system(3).transfers.snapshot_receiver.installed

@@ -89,9 +89,9 @@ class Rig:
         number = await self.leader()
         member, system = self.c.member(number, self.kind), self.c.system(number)
         await until(lambda: member.leading, "it leads")
-        system.effects.propose_due(member)
+        system.replicas.effects.propose_due(member)
         # A timer that is not there: an entry that changes nothing.
-        await system.commands.commit(member, "timer", "", 0)
+        await system.replicas.commands.commit(member, "timer", "", 0)
 
     async def leases(self) -> int:
         machine = await self.machine
@@ -212,13 +212,17 @@ async def test_a_term_that_runs_while_its_group_sleeps_ends_in_time(tmp_path: Pa
         rig = await rig_of(c, "kv")
         await rig.order(kv.GRANT, LEASE_MS, 7)
         await asleep(c, "kv")
-        slept = {number: c.system(number).transitions.woken for number in c.ids}
+        slept = {number: c.system(number).quiescence.transitions.woken for number in c.ids}
         rig.clocks.move(5.9, -3600)
         for number in c.ids:
-            c.system(number).unquiesce.ring()
-        assert slept == {number: c.system(number).transitions.woken for number in c.ids}, "its time has not come"
+            c.system(number).quiescence.unquiesce.ring()
+        assert slept == {number: c.system(number).quiescence.transitions.woken for number in c.ids}, (
+            "its time has not come"
+        )
         rig.clocks.move(0.11)
-        await until(lambda: all(c.system(number).transitions.woken > slept[number] for number in c.ids), "it wakes")
+        await until(
+            lambda: all(c.system(number).quiescence.transitions.woken > slept[number] for number in c.ids), "it wakes"
+        )
         await until(lambda: not c.member(1, "kv").machine.state.leases.rows, "and ends")  # type: ignore[attr-defined]
 
 
@@ -254,13 +258,13 @@ async def test_log_time_jumps_only_when_nothing_that_was_granted_is_running(tmp_
         assert member.log_time - before >= 3_600_000
         # One that is proposed and not applied may be running just as well.
         c.network.partition([leader], [number for number in c.ids if number != leader])
-        last, now = member.raft.log.last_index, system.log_clock.now(member)
+        last, now = member.raft.log.last_index, system.replicas.log_clock.now(member)
         (frame,) = encode_frame([(b"", None)], command=msgpack.packb((kv.GRANT, LEASE_MS, 8)))
-        system.commands.submit(member.uid, memoryview(frame), cast(Any, Nobody()), 1)
+        system.replicas.commands.submit(member.uid, memoryview(frame), cast(Any, Nobody()), 1)
         await until(lambda: member.raft.log.last_index > last, "it is proposed")
         rig.clocks.move(1, 3600)
         assert not none_runs(member)
-        assert member.raft.role != 2 or system.log_clock.now(member) - now < 1100
+        assert member.raft.role != 2 or system.replicas.log_clock.now(member) - now < 1100
 
 
 class Nobody:
@@ -280,7 +284,7 @@ async def test_a_log_goes_by_the_wall_clock(tmp_path: Path) -> None:
 
 async def test_a_session_is_not_early_by_when_its_leader_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster(tmp_path, 1, tick_ms=1000) as c:
-        beats = c.system(1).heartbeats
+        beats = c.system(1).replicas.heartbeats
         now = beats._looked
         monkeypatch.setattr("logyard.engine.replica.heartbeats.time", SimpleNamespace(monotonic=lambda: now))
         await c.nodes[1].open_session("log", SESSION, SESSION, 2000)
@@ -300,12 +304,12 @@ async def test_a_session_of_a_group_that_slept_does_not_begin_anew(tmp_path: Pat
     async with cluster(tmp_path, hibernate_after_ms=30) as c:
         await c.nodes[await c.leader()].open_session("log", SESSION, SESSION, 10_000)
         leader = await c.leader()
-        beats = c.system(leader).heartbeats
+        beats = c.system(leader).replicas.heartbeats
         c.nodes[leader].heartbeat(SESSION)
         await asleep(c)
         heard = beats.last_seen[SESSION]
         beats.clock += 10.5
-        c.system(leader).quiesce.look()
+        c.system(leader).quiescence.quiesce.look()
         await until(lambda: c.replica(leader) is not None and not c.member(leader).sessions, "it ends")
         assert beats.clock - heard < 15
 
@@ -315,7 +319,7 @@ async def jumps(rig: Rig) -> None:
     member, system = rig.c.member(await rig.leader(), rig.kind), rig.c.system(await rig.leader())
 
     def caught_up() -> bool:
-        system.log_clock.catch_up(system.effects.timed)
+        system.replicas.log_clock.catch_up(system.replicas.effects.timed)
         return member.log_time >= rig.clocks.wall // 1_000_000 - 1
 
     await until(caught_up, "log time catches up")
@@ -328,7 +332,9 @@ async def test_a_queue_whose_terms_never_end_learns_to_prolong_them_over_a_jump(
         await rig.publish(SESSION)
         await rig.consumer(OTHER, 600_000)
         await rig.publish(OTHER, LEASE_MS)
-        await until(lambda: all(c.system(n).versions.knows(m, "queue") == 2 for n in c.ids for m in c.ids), "all know")
+        await until(
+            lambda: all(c.system(n).replicas.versions.knows(m, "queue") == 2 for n in c.ids for m in c.ids), "all know"
+        )
         await rig.pass_by(3, 3603)
         machine = await rig.machine
         assert machine.state.now < rig.clocks.wall // 1_000_000 - 3_000_000 and rig.c.member(1, "queue").version == 1
@@ -356,10 +362,10 @@ async def test_a_queue_does_not_jump_while_a_node_has_the_program_before(tmp_pat
         await rig.publish(SESSION)
         number = await rig.leader()
         system, member = c.system(number), c.member(number, "queue")
-        system.versions.nodes[1 + number % 3] = {"queue": 1}
+        system.replicas.versions.nodes[1 + number % 3] = {"queue": 1}
         rig.clocks.move(1, 3601)
         for _ in range(3):
-            system.log_clock.catch_up(system.effects.timed)
+            system.replicas.log_clock.catch_up(system.replicas.effects.timed)
             await rig.look()
         assert member.version == 1 and member.log_time < rig.clocks.wall // 1_000_000 - 3_000_000
 
@@ -389,9 +395,11 @@ async def prolonging(rig: Rig) -> None:
     await rig.consumer(OTHER, 600_000)
     await rig.publish(OTHER, LEASE_MS)
     c = rig.c
-    await until(lambda: all(c.system(n).versions.knows(m, "queue") == 2 for n in c.ids for m in c.ids), "all know")
+    await until(
+        lambda: all(c.system(n).replicas.versions.knows(m, "queue") == 2 for n in c.ids for m in c.ids), "all know"
+    )
     number = await rig.leader()
-    await c.system(number).versions.require(c.member(number, "queue"), 2)
+    await c.system(number).replicas.versions.require(c.member(number, "queue"), 2)
     await c.applied("queue")
 
 
@@ -411,9 +419,9 @@ async def test_a_jump_that_nobody_else_heard_of_ends_nothing(tmp_path: Path) -> 
         member, last = c.member(old, "queue"), c.member(old, "queue").raft.log.last_index
         c.network.partition([old], [number for number in c.ids if number != old])
         rig.clocks.move(1, 3601)
-        c.system(old).log_clock.catch_up(c.system(old).effects.timed)
+        c.system(old).replicas.log_clock.catch_up(c.system(old).replicas.effects.timed)
         await until(lambda: member.raft.log.last_index > last, "it is in one log")
-        stamp = c.system(old).reader.newest_time(member)
+        stamp = c.system(old).replicas.reader.newest_time(member)
         assert stamp >= rig.clocks.wall // 1_000_000 - 1 and (await rig.machine).state.delayed
         new = await c.leader("queue", among=[number for number in c.ids if number != old])
         c.network.heal()
@@ -438,7 +446,7 @@ async def test_a_member_that_got_the_jump_in_a_snapshot_goes_on(tmp_path: Path) 
         await until(lambda: log.snapshot_index > c.member(number, "queue").raft.lead_index, "its log is short")
         await c.start(late)
         await c.applied("queue")
-        assert c.system(late).snapshot_receiver.installed == 1
+        assert c.system(late).transfers.snapshot_receiver.installed == 1
         assert c.member(late, "queue").log_time >= rig.clocks.wall // 1_000_000 - 1
         await c.lead(late, "queue")
         await lasts(rig, 5)
@@ -452,9 +460,9 @@ async def test_what_was_proposed_and_lost_does_not_move_log_time(tmp_path: Path)
         member, system, last = c.member(old, "queue"), c.system(old), c.member(old, "queue").raft.log.last_index
         c.network.partition([old], [number for number in c.ids if number != old])
         system.clocks.wall_ns = lambda: rig.clocks.wall + 3600 * 10**9
-        system.commands.propose(member, "timer", "", 0)
+        system.replicas.commands.propose(member, "timer", "", 0)
         await until(lambda: member.raft.log.last_index > last, "it is in one log")
-        assert system.reader.newest_time(member) > rig.clocks.wall // 1_000_000 + 3_590_000
+        assert system.replicas.reader.newest_time(member) > rig.clocks.wall // 1_000_000 + 3_590_000
         system.clocks.wall_ns = lambda: rig.clocks.wall
         new = await c.leader("queue", among=[number for number in c.ids if number != old])
         c.network.heal()
@@ -482,7 +490,7 @@ async def test_who_follows_a_leader_of_the_program_before_ends_nothing_that_it_g
             passed = (rig.clocks.monotonic - at) // 1_000_000
             return int(max(member.log_time, min(rig.clocks.wall // 1_000_000, start + 2 * passed)))
 
-        cast(Any, system.log_clock).now = slewed
+        cast(Any, system.replicas.log_clock).now = slewed
         rig.clocks.move(20, 3600)
         await rig.consumer(OTHER, 600_000)
         assert c.member(old, "queue").log_time >= start + 40_000
@@ -503,12 +511,14 @@ async def test_a_sleeping_queue_hears_that_the_wall_clock_was_set_forward(tmp_pa
         rig = await rig_of(c, "queue")
         await rig.consumer(SESSION)
         number = await rig.leader()
-        await until(lambda: all(c.system(number).versions.knows(one, "queue") == 2 for one in c.ids), "all know")
-        await c.system(number).versions.require(c.member(number, "queue"), 2)
+        await until(
+            lambda: all(c.system(number).replicas.versions.knows(one, "queue") == 2 for one in c.ids), "all know"
+        )
+        await c.system(number).replicas.versions.require(c.member(number, "queue"), 2)
         await rig.publish(SESSION, rig.clocks.wall // 1_000_000 + 3_600_000, queue.AT)
         await asleep(c, "queue")
-        c.system(number).unquiesce.ring()
+        c.system(number).quiescence.unquiesce.ring()
         rig.clocks.move(0.1, 3601)
-        woken = c.system(number).transitions.woken
-        await until(lambda: c.system(number).transitions.woken > woken, "it wakes")
+        woken = c.system(number).quiescence.transitions.woken
+        await until(lambda: c.system(number).quiescence.transitions.woken > woken, "it wakes")
         await until(lambda: not c.member(number, "queue").machine.state.delayed, "it is due")  # type: ignore[attr-defined]

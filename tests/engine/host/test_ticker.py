@@ -37,7 +37,9 @@ class Bench:
         self.effects: Any = SimpleNamespace(
             timed=set(), ticking=set(), tick=self.says("timers"), tick_machines=self.says("machines")
         )
-        disk: Any = SimpleNamespace(look=self.says("disk"), healthy=lambda: self.healthy, stalled_s=lambda: 1.0)
+        disk: Any = SimpleNamespace(
+            look=lambda is_resting: self.ran.append("disk"), healthy=lambda: self.healthy, stalled_s=lambda: 1.0
+        )
         groups = Groups(
             self.active, lambda member: self.ran.append("marked"), self.walk, lambda member: self.ran.append("rests")
         )

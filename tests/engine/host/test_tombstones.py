@@ -51,7 +51,7 @@ async def test_below_its_floor_a_member_votes_but_reads_nothing_and_takes_no_sna
         node = await c.start(3)
         member = c.member(3)
         # Stop applying half way: entries and floor are there, the release is not.
-        applier = c.system(3).applier
+        applier = c.system(3).replicas.applier
         apply = applier.apply
         applier.apply = lambda member: None  # type: ignore[method-assign]
         await until(
@@ -60,7 +60,7 @@ async def test_below_its_floor_a_member_votes_but_reads_nothing_and_takes_no_sna
         assert 0 < member.raft.applied < member.floor or member.raft.applied == 0
         assert not member.resolves
         with pytest.raises(Gone):
-            await c.system(3).reader.read(member, [])
+            await c.system(3).replicas.reader.read(member, [])
         assert await node.snapshot() == {"taken": 0, "skipped": 1, "bytes": 0}
         await c.append(1, [(b"", b"a vote counts")])
         applier.apply = apply  # type: ignore[method-assign]
@@ -79,7 +79,7 @@ async def test_a_leader_that_got_tombstones_serves_above_its_floor_and_sends_the
         await c.lead(3)
         raft = c.member(3).raft
         assert raft.lead_index > c.member(3).floor and raft.applied >= c.member(3).floor
-        assert await c.system(3).leadership.read_index(c.member(3)) >= c.member(3).floor
+        assert await c.system(3).replicas.leadership.read_index(c.member(3)) >= c.member(3).floor
         # A new member of which nobody has the released bytes: tombstones again.
         await c.nodes[3].change_members("log", "add_learner", 4)
         await c.applied()

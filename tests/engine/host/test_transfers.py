@@ -68,7 +68,7 @@ class Wire:
     def attach(self) -> None:
         """To a node that was just started: what waited went with the old one."""
         self._held.clear()
-        pulls = self.c.system(self.number).pulls
+        pulls = self.c.system(self.number).transfers.pulls
         on_piece = pulls.on_piece
 
         def take(node: int, request: int, header: Any, body: Any) -> None:
@@ -108,7 +108,9 @@ def quiet(c: Cluster, number: int) -> bool:
     chunks = system.storage.meta_batch.meta.keys(meta_rows.CHUNK)
     left = {name for member in system.members.values() for name in member.chunks}
     stored = list(system.storage.meta_batch.meta.scan(meta_rows.INTENT))
-    return not (system.chunks.intents or stored or system.chunks.leases) and len(chunks) == len(left)
+    return not (system.transfers.chunks.intents or stored or system.transfers.chunks.leases) and len(chunks) == len(
+        left
+    )
 
 
 # Resuming
@@ -213,8 +215,9 @@ async def test_a_crash_at_any_step_of_the_receiver(
         system = (await c.start(3)).system
         reached = trio.Event()
         owners = {
-            "judge": snapshot_receiver, "intend": system.chunks, "_install": system.snapshot_receiver,
-            "store_installed": system.checkpoints, "store_payloads": system.storage.rehoming,
+            "judge": snapshot_receiver, "intend": system.transfers.chunks,
+            "_install": system.transfers.snapshot_receiver,
+            "store_installed": system.storage.checkpoints, "store_payloads": system.storage.rehoming,
         }  # fmt: skip
         owner: Any = owners[step]
         plain = getattr(owner, step)
@@ -235,8 +238,8 @@ async def test_a_crash_at_any_step_of_the_receiver(
             patch.setattr(owner, step, refuse if step in ("judge", "_install") else stop)
             if step == "store_payloads":
                 # What the receiver was given when it was made.
-                host = system.snapshot_receiver._host
-                patch.setattr(system.snapshot_receiver, "_host", host._replace(store_payloads=stop))
+                host = system.transfers.snapshot_receiver._host
+                patch.setattr(system.transfers.snapshot_receiver, "_host", host._replace(store_payloads=stop))
             with trio.fail_after(10):
                 await reached.wait()
             await c.crash(3)
@@ -268,7 +271,7 @@ async def test_a_newer_offer_takes_over_what_is_there(tmp_path: Path) -> None:
         wire.let_go()
         await c.applied()
         assert c.member(3).snapshot_index == index
-        assert c.system(3).snapshot_receiver.resumed == 1
+        assert c.system(3).transfers.snapshot_receiver.resumed == 1
         assert len(wire.indexes) == len(set(wire.indexes)) and held < set(wire.indexes)
         await served(c, 3, bodies)
 
@@ -283,7 +286,7 @@ async def test_an_intent_that_the_log_overtook_goes(tmp_path: Path) -> None:
         await c.restart(1)
         await c.leader()
         system = c.system(1)
-        assert system.chunks.intents[member.uid].covered == [(1, 3)]
+        assert system.transfers.chunks.intents[member.uid].covered == [(1, 3)]
         system.storage.janitor.look()
         await until(lambda: quiet(c, 1))
         assert not list(system.storage.meta_batch.meta.scan(meta_rows.INTENT))
@@ -307,7 +310,7 @@ async def test_chunks_that_a_crash_left_to_nobody_go_at_the_start(tmp_path: Path
 async def test_a_member_that_does_not_answer_is_passed_over(tmp_path: Path, fault: str) -> None:
     async with cluster(tmp_path, **{**LIMITS, "snapshot_stall_ms": 200}) as c:
         bodies = await laggard(c)
-        serving = c.system(2).pull_answers
+        serving = c.system(2).transfers.pull_answers
         if fault == "silent":
             serving.on_pull = lambda *arguments: None  # type: ignore[method-assign]
         elif fault == "refuses":
@@ -320,7 +323,7 @@ async def test_a_member_that_does_not_answer_is_passed_over(tmp_path: Path, faul
             await c.applied(among=[1, 3])
         else:
             await c.applied(among=[1, 3])
-            assert wire.sources() == {1} and c.system(3).pulls.failed == 1
+            assert wire.sources() == {1} and c.system(3).transfers.pulls.failed == 1
         await served(c, 3, bodies)
 
 
@@ -340,7 +343,7 @@ async def test_a_receiver_finishes_without_the_node_that_offered(tmp_path: Path)
         with trio.fail_after(10):
             await gone.wait()
         await c.crash(1)
-        await until(lambda: c.system(3).snapshot_receiver.installed == 1)
+        await until(lambda: c.system(3).transfers.snapshot_receiver.installed == 1)
         leader = await c.leader(among=[2, 3])
         await c.append(leader, [(b"", b"after")])
         await c.applied(among=[2, 3])
@@ -366,18 +369,18 @@ async def test_what_is_released_during_a_transfer_comes_as_a_tombstone(tmp_path:
             await c.nodes[number].compact()
         installed: list[tuple[int, int, bool]] = []
         system = c.system(3)
-        install = system.snapshot_receiver._install
+        install = system.transfers.snapshot_receiver._install
 
         def look(member: Any, snapshot: Any, size: int, have: int) -> None:
             install(member, snapshot, size, have)
             installed.append((snapshot.index, member.floor, member.resolves))
 
-        system.snapshot_receiver._install = look  # type: ignore[method-assign]
+        system.transfers.snapshot_receiver._install = look  # type: ignore[method-assign]
         wire.let_go()
         await c.applied()
         # The offer stands: nothing started over, and below the release nothing is resolved.
         assert installed == [(index, release, False)]
-        assert c.system(1).snapshot_sender.sent == 1
+        assert c.system(1).transfers.snapshot_sender.sent == 1
         assert c.member(3).resolves
         await served(c, 3, bodies[30:], 30)
         await c.restart(3)
@@ -394,13 +397,13 @@ async def test_a_transfer_ends_under_constant_truncation(tmp_path: Path) -> None
         await c.start(3)
         wire = Wire(c, 3)
         log, start = c.log(1), 0
-        while not c.system(3).snapshot_receiver.installed:
+        while not c.system(3).transfers.snapshot_receiver.installed:
             await c.fill(1, 1, 10 * KIB)
             start = min(start + 2, log.end - 1)
             await c.nodes[1].truncate("log", start)
             if start % 6 == 0:
                 await c.nodes[1].compact()
-        assert c.system(1).snapshot_sender.sent + len(c.system(3).snapshot_receiver._offers) <= 2
+        assert c.system(1).transfers.snapshot_sender.sent + len(c.system(3).transfers.snapshot_receiver._offers) <= 2
         await c.applied()
         assert len(wire.indexes) == len(set(wire.indexes))
         assert await c.read(3, log.start) == await c.read(1, log.start)
@@ -433,7 +436,7 @@ async def test_a_lease_without_progress_ends_and_a_full_disk_ends_all(tmp_path: 
         await c.start(3)
         wire = Wire(c, 3)
         wire.drop = lambda count: True
-        chunks = c.system(1).chunks
+        chunks = c.system(1).transfers.chunks
         await until(lambda: bool(chunks.leases))
         chunks.expire(trio.current_time())
         assert chunks.leases, "it made progress just now"
@@ -441,9 +444,9 @@ async def test_a_lease_without_progress_ends_and_a_full_disk_ends_all(tmp_path: 
         assert not chunks.leases
         wire.drop = lambda count: False
         await c.applied()
-        assert c.system(1).snapshots.mismatches == 0
+        assert c.system(1).transfers.snapshots.mismatches == 0
         member = c.member(1)
-        _, found = await c.system(1).snapshot_sender._leased(member, 3)
+        _, found = await c.system(1).transfers.snapshot_sender._leased(member, 3)
         assert found.snapshot.index == member.snapshot_index and chunks.leases
         chunks.give_up()
         assert not chunks.leases
@@ -528,11 +531,11 @@ async def test_offers_of_nonsense_leave_nothing(tmp_path: Path) -> None:
             return send_blob(node, kind, request, header, body, **options)
 
         peers.send_blob = watch  # type: ignore[method-assign]
-        inbound, uid = c.system(2).inbound, c.member(2).uid
+        inbound, uid = c.system(2).host.inbound, c.member(2).uid
         for body in (b"", data[:-1], b"x" * 200, data.replace(b"LYSN", b"LYSX")):
             inbound.on_blob(3, SNAPSHOT_OFFER, 1, {"uid": uid, "index": 3}, body)
         assert [answer["ok"] for answer in answers] == [False] * 4
-        assert not c.system(2).chunks.intents
+        assert not c.system(2).transfers.chunks.intents
         # And pulls of nonsense are answered with an error.
         refused: list[dict[str, Any]] = []
         pull = {"index": 0, "ranges": [[1, 2**63], [3, 1]], "chunks": [b"q" * 16], "limit": 2**64 - 1}
@@ -555,7 +558,7 @@ async def answer_of(c: Cluster, node: int, asker: int, header: dict[str, Any]) -
         return send_blob(to, kind, request, header, body, **options)
 
     peers.send_blob = watch  # type: ignore[method-assign, assignment]
-    c.system(node).inbound.on_blob(asker, SNAPSHOT_PULL, 1 << 20, header, b"")
+    c.system(node).host.inbound.on_blob(asker, SNAPSHOT_PULL, 1 << 20, header, b"")
     await until(lambda: bool(found))
     peers.send_blob = send_blob  # type: ignore[method-assign]
     return found[0]
@@ -593,7 +596,7 @@ async def test_a_transfer_is_slowed_down_to_the_configured_rate(tmp_path: Path) 
         bodies = await laggard(c, 20)
         await c.start(3)
         began = trio.current_time()
-        await until(lambda: c.system(3).snapshot_receiver.installed == 1)
+        await until(lambda: c.system(3).transfers.snapshot_receiver.installed == 1)
         assert trio.current_time() - began > 0.3, "400 KiB at 1 MiB/s"
         await c.applied()
         await served(c, 3, bodies)
@@ -606,7 +609,7 @@ async def test_lost_doubled_and_late_answers_do_no_harm(tmp_path: Path, seed: in
         bodies = await laggard(c, 20)
         await c.start(3)
         system = c.system(3)
-        on_piece, kept = system.pulls.on_piece, []
+        on_piece, kept = system.transfers.pulls.on_piece, []
 
         def odd(*arguments: Any) -> None:
             what = chance.random()
@@ -621,7 +624,7 @@ async def test_lost_doubled_and_late_answers_do_no_harm(tmp_path: Path, seed: in
             if kept and what < 0.7:
                 on_piece(*kept.pop(0))
 
-        system.pulls.on_piece = odd  # type: ignore[method-assign, assignment]
+        system.transfers.pulls.on_piece = odd  # type: ignore[method-assign, assignment]
         await c.applied()
         await served(c, 3, bodies)
         assert payload_books(c.system(3))["generations"]
@@ -718,7 +721,7 @@ async def test_a_crash_of_a_source_at_any_step(tmp_path: Path, monkeypatch: pyte
         bodies = await laggard(c, 20)
         system = c.system(2)
         reached = trio.Event()
-        owner: Any = system.reader if step == "read" else system.pull_answers
+        owner: Any = system.replicas.reader if step == "read" else system.transfers.pull_answers
         plain = getattr(owner, step)
 
         async def stop(*arguments: Any, **named: Any) -> None:
@@ -753,7 +756,7 @@ async def test_a_leader_that_crashes_after_its_offer_leaves_nothing_behind(tmp_p
         wire = Wire(c, 3)
         await wire.held(0)
         await c.restart(1)
-        assert not c.system(1).chunks.leases
+        assert not c.system(1).transfers.chunks.leases
         wire.let_go()
         await c.applied()
         await served(c, 3, bodies)
@@ -783,7 +786,7 @@ async def test_the_offer_of_another_leader_with_an_older_snapshot(tmp_path: Path
         system = c.build(3)
         await system.open()
         try:
-            intent = system.chunks.intents[system.member("log").uid]
+            intent = system.transfers.chunks.intents[system.member("log").uid]
             assert intent.index == newer and intent.covered
             again = intent.taken_over(old, intent.term, [])
             assert again.release >= newer > old, "what was left out died by then"
@@ -828,14 +831,14 @@ async def payloads(c: Cluster, number: int) -> dict[int, bytes]:
     """Every payload that lives on a node, by index."""
     system, member = c.system(number), c.member(number)
     found: dict[int, bytes] = {}
-    for one in system.reader.payload_entries(member, 1, member.raft.log.last_index):
+    for one in system.replicas.reader.payload_entries(member, 1, member.raft.log.last_index):
         units = units_of(one.data)
         live = member.liveness.live_units(
             one.index, [(unit.number, unit.first_ordinal, unit.records) for unit in units]
         )
         wanted = [Wanted(one, unit, 0, unit.length) for unit in units if unit.number in live]
         if wanted:
-            parts = await system.reader.read(member, wanted, mend=False)
+            parts = await system.replicas.reader.read(member, wanted, mend=False)
             found[one.index] = b"".join(map(bytes, parts))
     return found
 
@@ -876,7 +879,7 @@ async def test_a_cut_transfer_takes_nothing_away_from_what_the_receiver_serves(t
         await c.restart(3)
         c.partition(3)
         member = c.member(3)
-        home, located = c.system(3).store.home, c.system(3).reader.payload_entries
+        home, located = c.system(3).store.home, c.system(3).replicas.reader.payload_entries
         assert [one.index for one in located(member, indexes[2], indexes[5])] == indexes[2:6]
         c.network.heal()
         await c.applied()
@@ -891,7 +894,7 @@ async def test_a_replica_that_went_and_came_back_does_not_go_on_with_the_old_one
         wire = Wire(c, 3)
         await wire.held(5)
         uid = c.member(3).uid
-        assert c.system(3).chunks.intents[uid].covered
+        assert c.system(3).transfers.chunks.intents[uid].covered
         await c.nodes[1].change_members("log", "remove", 3)
         await until(lambda: c.replica(3) is None)
         await c.nodes[1].change_members("log", "add", 3)
@@ -899,9 +902,9 @@ async def test_a_replica_that_went_and_came_back_does_not_go_on_with_the_old_one
         await until(lambda: c.replica(3) is not None)
         await c.applied()
         await served(c, 3, bodies)
-        assert not c.system(3).repair.fetched, "it came with the snapshot (invariant 5)"
+        assert not c.system(3).repair.payload_repair.fetched, "it came with the snapshot (invariant 5)"
         await until(lambda: quiet(c, 3))
         await c.restart(3)
         await c.applied()
         await served(c, 3, bodies)
-        assert not c.system(3).chunks.intents
+        assert not c.system(3).transfers.chunks.intents

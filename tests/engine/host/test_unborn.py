@@ -23,7 +23,7 @@ def spec_of(uid: int, name: str, voters: tuple[int, ...]) -> Spec:
 
 async def store(c: Cluster, number: int, spec: Spec) -> None:
     """As the creator's question does, which is not heard of again."""
-    await c.system(number).groups._store([spec])
+    await c.system(number).host.groups._store([spec])
 
 
 async def test_an_orphan_whose_name_others_have_goes_and_frees_it(tmp_path: Path) -> None:
@@ -33,11 +33,11 @@ async def test_an_orphan_whose_name_others_have_goes_and_frees_it(tmp_path: Path
         orphan = spec_of(99, "a", (1, 2, 3))
         await store(c, 3, orphan)
         await until(lambda: 99 not in c.system(3).members, "the orphan goes")
-        assert not c.system(3).names and 99 not in c.system(3).groups.deleted
-        assert all(not c.system(n).replica_gc.departed[99].removed_at for n in c.ids)
+        assert not c.system(3).names and 99 not in c.system(3).host.groups.deleted
+        assert all(not c.system(n).host.replica_gc.departed[99].removed_at for n in c.ids)
         for number in c.ids:
             await c.restart(number)
-        assert all(not c.system(n).replica_gc.departed[99].removed_at for n in c.ids)
+        assert all(not c.system(n).host.replica_gc.departed[99].removed_at for n in c.ids)
         await until(lambda: all(len(one.system.live) == 3 for one in c.nodes.values()))
         # Also its creator, should it live after all, is refused by all of them.
         with pytest.raises(GroupExists):
@@ -64,7 +64,7 @@ async def test_one_refusal_of_two_others_is_not_enough_and_ends_with_the_name(tm
         await store(c, 3, spec_of(99, "a", (1, 2, 3)))
         await until(lambda: 99 in c.system(2).members)
         number = await c.leader("a", among=[2, 3])
-        await until(lambda: 99 in c.system(1).replica_gc.departed)
+        await until(lambda: 99 in c.system(1).host.replica_gc.departed)
         await c.append(number, [(b"", b"." * KIB)], "a")
         await c.nodes[1].delete_group("a", force=True)
         await until(lambda: 99 in c.system(1).members, "it is let in")

@@ -52,7 +52,7 @@ def bind(
 
 async def send(c: Cluster, number: int, frame: memoryview, name: str = "log") -> bytes:
     answer: PendingReply[bytes] = PendingReply()
-    c.system(number).commands.submit(c.member(number, name).uid, frame, answer, 1)
+    c.system(number).replicas.commands.submit(c.member(number, name).uid, frame, answer, 1)
     with trio.fail_after(20):
         return await answer.wait(trio.Event)
 
@@ -107,7 +107,7 @@ def live_bytes(c: Cluster, number: int) -> int:
 async def check(c: Cluster, path: Path) -> None:
     """Snapshots agree with what the machine needs; a start counts what was counted along the way; files are good."""
     for number in c.ids:
-        assert not c.system(number).snapshots.mismatches
+        assert not c.system(number).transfers.snapshots.mismatches
         await c.roll(number)
         books = payload_books(c.system(number))
         last = c.member(number).raft.log.last_index
@@ -257,7 +257,7 @@ async def test_a_leader_crash_in_the_middle_stores_no_piece_twice(tmp_path: Path
             if number == 4:
                 # The answer is lost with the leader, the piece is not.
                 leader = await c.leader()
-                c.system(leader).commands.submit(c.member(leader).uid, frame, PendingReply(), 1)
+                c.system(leader).replicas.commands.submit(c.member(leader).uid, frame, PendingReply(), 1)
                 await arrived(c, leader)
                 await c.crash(leader)
             assert await insist(c, frame) == b""
@@ -292,7 +292,7 @@ async def test_unbound_pieces_end_with_their_session_or_when_given_up(tmp_path: 
             table = c.member(number).uploads
             assert table is not None and table.bytes == 6 * SIZE and len(table.open) == 2
             await c.nodes[number].snapshot()
-            assert not c.system(number).snapshots.mismatches
+            assert not c.system(number).transfers.snapshots.mismatches
         body = b"q" * (3 * SIZE)
         await insist(c, bind(4, 1, len(body), session=SESSION + 1))
         await c.nodes[await c.leader()].close_session("log", SESSION)
@@ -302,7 +302,7 @@ async def test_unbound_pieces_end_with_their_session_or_when_given_up(tmp_path: 
             assert table is not None and not table.open and not table.bytes
             assert await whole(c, number, 2, len(body)) == body
             await c.nodes[number].snapshot()
-            assert not c.system(number).snapshots.mismatches
+            assert not c.system(number).transfers.snapshots.mismatches
             await c.roll(number)
             assert len(body) <= live_bytes(c, number) < len(body) + 200
         await c.nodes[await c.leader()].truncate("log", 3)
@@ -330,7 +330,7 @@ async def test_a_binding_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
                 await send(c, 1, frame)
         await c.nodes[1].close_session("log", SESSION)
         await c.nodes[1].snapshot()
-        assert not c.system(1).snapshots.mismatches
+        assert not c.system(1).transfers.snapshots.mismatches
         await c.roll(1)
         assert live_bytes(c, 1) < 200
         assert await c.read(1) == [(b"", b"kept")]

@@ -78,11 +78,11 @@ async def test_a_version_comes_into_force_when_a_quorum_knows_it(tmp_path: Path)
         first, second = (number for number in c.ids if number != old)
         await renew(c, installed, first)
         leader = await c.leader("s")
-        versions = c.system(leader).versions
+        versions = c.system(leader).replicas.versions
         if leader != first:
             await until(lambda: versions.knows(first, "scribe") == 2, "the new node said so")
         for number in c.ids:
-            c.system(number).versions.look()
+            c.system(number).replicas.versions.look()
         await tell(c, "s", "note", "one of three knows")
         await c.applied("s")
         assert [version(c, number) for number in c.ids] == [1, 1, 1], "one is no quorum"

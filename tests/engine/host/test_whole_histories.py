@@ -140,7 +140,7 @@ class Whole(History):
 
     async def send(self, number: int, frame: memoryview) -> bytes:
         answer: PendingReply[bytes] = PendingReply()
-        self.c.system(number).commands.submit(self.c.member(number).uid, frame, answer, 1)
+        self.c.system(number).replicas.commands.submit(self.c.member(number).uid, frame, answer, 1)
         return await answer.wait(trio.Event)
 
     # What clients do
@@ -340,7 +340,7 @@ async def test_a_whole_history_adds_up(tmp_path: Path, seed: int) -> None:
         for number in c.ids:
             c.member(number).raft.check()
             assert c.member(number).state == "running", c.member(number).reason
-            assert not c.system(number).snapshots.mismatches
+            assert not c.system(number).transfers.snapshots.mismatches
             reads.append([body for _, body in await c.read(number, start)])
         assert reads[0] == reads[1] == reads[2]
         history.started.add(b"last")

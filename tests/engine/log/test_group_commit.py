@@ -141,7 +141,7 @@ async def test_who_gives_up_waiting_for_the_wal_does_not_take_the_next_batch_alo
     monkeypatch.setattr(durability_module, "INLINE_BYTES", -1)
     async with cluster(tmp_path, 1) as c:
         await c.leader()
-        group_commit = c.system(1).group_commit
+        group_commit = c.system(1).storage.group_commit
         await until(lambda: not group_commit.busy)
         group_commit._alone = True
         with trio.move_on_after(0):

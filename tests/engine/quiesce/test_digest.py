@@ -34,7 +34,7 @@ class Side:
         self.blobs: list[int] = []
         self.peer: Side
         self.digests = Digests(
-            node, self.table, self.live, INTERVAL_S, lambda: self, lambda *soon: self.woken.append(soon),
+            node, self.table, self.live, INTERVAL_S, self, lambda *soon: self.woken.append(soon),
             lambda *awake: self.told.append(awake),
         )  # fmt: skip
 

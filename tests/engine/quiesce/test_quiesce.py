@@ -22,7 +22,7 @@ QUICK: dict[str, Any] = {"hibernate_after_ms": 30}
 
 def sleeps(c: Cluster, number: int, name: str = "log") -> bool:
     system = c.system(number)
-    return system.names.get(name, 0) in system.quiesced
+    return system.names.get(name, 0) in system.quiescence.table
 
 
 async def asleep(c: Cluster, name: str = "log", among: list[int] | None = None) -> None:
@@ -43,7 +43,7 @@ async def crash_all_asleep(c: Cluster) -> None:
 
 def row(c: Cluster, number: int, name: str = "log") -> Any:
     system = c.system(number)
-    return system.quiesced.row(system.names[name])
+    return system.quiescence.table.row(system.names[name])
 
 
 def sleeping_leader(c: Cluster, name: str = "log") -> int:
@@ -54,7 +54,7 @@ def sleeping_leader(c: Cluster, name: str = "log") -> int:
 def in_accord(c: Cluster) -> bool:
     """Every follower's sums are those of its leaders' renewals."""
     return all(
-        c.system(a).quiesced.led_with.get(b, 0) == c.system(b).quiesced.under.get(a, 0)
+        c.system(a).quiescence.table.led_with.get(b, 0) == c.system(b).quiescence.table.under.get(a, 0)
         for a in c.nodes
         for b in c.nodes
         if a != b
@@ -81,7 +81,7 @@ async def test_a_group_sleeps_wakes_by_an_append_and_sleeps_again(tmp_path: Path
         await asleep(c)
         assert [row(c, number).end for number in c.ids] == [1, 1, 1]
         await until(lambda: in_accord(c))
-        assert all(c.system(number).digests.exchanges == 0 for number in c.ids)
+        assert all(c.system(number).quiescence.digests.exchanges == 0 for number in c.ids)
 
 
 async def test_a_follower_redirects_to_a_leader_that_sleeps(tmp_path: Path) -> None:
@@ -120,11 +120,11 @@ async def test_what_lives_in_the_wal_keeps_a_group_awake_until_it_moved_out(tmp_
     async with cluster(tmp_path, hibernate_move_bytes=1000, **QUICK) as c:
         leader = await c.leader()
         bodies = await c.fill(leader, 5, 2000)
-        before = [c.system(number).transitions.slept for number in c.ids]
+        before = [c.system(number).quiescence.transitions.slept for number in c.ids]
         # Asking for it by name would be using it.
-        member, patient = c.member(leader), c.system(leader).quiesce._patient
+        member, patient = c.member(leader), c.system(leader).quiescence.quiesce._patient
         await until(lambda: member in patient, "it was looked at")
-        assert [c.system(number).transitions.slept for number in c.ids] == before
+        assert [c.system(number).quiescence.transitions.slept for number in c.ids] == before
         for number in c.ids:
             await c.nodes[number].compact()
         await asleep(c)
@@ -192,12 +192,12 @@ async def test_a_follower_that_restarts_sleeps_on_under_its_leader(tmp_path: Pat
         leader = sleeping_leader(c)
         follower = next(number for number in c.ids if number != leader)
         await until(lambda: in_accord(c))
-        woken = c.system(leader).transitions.woken
+        woken = c.system(leader).quiescence.transitions.woken
         await c.restart(follower)
         assert row(c, follower).leader == 0
         await until(lambda: sleeps(c, follower) and row(c, follower).leader == leader, "it meets its leader again")
         await until(lambda: in_accord(c))
-        assert c.system(leader).transitions.woken == woken and not c.system(follower).members
+        assert c.system(leader).quiescence.transitions.woken == woken and not c.system(follower).members
 
 
 async def test_a_dead_leaders_groups_wake_and_elect(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_a_lost_wake_up_is_mended_by_the_digest(tmp_path: Path) -> None:
             return all(not sleeps(c, number) for number in followers)
 
         await until(used, "the followers wake")
-        assert all(c.system(number).digests.exchanges for number in followers)
+        assert all(c.system(number).quiescence.digests.exchanges for number in followers)
         assert c.leads(leader)
 
 
@@ -301,7 +301,7 @@ async def test_a_group_deleted_and_made_again_while_a_follower_sleeps(tmp_path: 
         old = c.system(away).names["log"]
         await c.crash(away)
         with trio.move_on_after(10):
-            await c.system(leader).groups.delete([old])
+            await c.system(leader).host.groups.delete([old])
         await until(lambda: all(not c.system(number).has(old) for number in rest), "it is gone on the others")
         await c.start(away)
         assert sleeps(c, away)
@@ -316,7 +316,7 @@ async def test_a_deleted_group_that_sleeps(tmp_path: Path) -> None:
     async with cluster(tmp_path, **QUICK) as c:
         await asleep(c)
         uid = c.system(1).names["log"]
-        await c.system(1).groups.delete([uid])
+        await c.system(1).host.groups.delete([uid])
         await until(lambda: not any(c.system(number).has(uid) for number in c.ids))
         await c.restart(1)
         assert not c.system(1).has(uid)
@@ -328,7 +328,7 @@ async def test_many_groups_cost_little_and_start_as_rows(tmp_path: Path) -> None
     async with cluster(tmp_path, 1, group="", hibernate_after_ms=50) as c:
         specs = [{"name": f"log-{number:05}", "members": [1], "machine": "log"} for number in range(count)]
         await c.nodes[1].create_groups(specs)
-        await until(lambda: len(c.system(1).quiesced) == count, "all sleep")
+        await until(lambda: len(c.system(1).quiescence.table) == count, "all sleep")
         assert not c.system(1).members and not c.system(1).active
         await c.crash(1)
         gc.collect()
@@ -340,7 +340,7 @@ async def test_many_groups_cost_little_and_start_as_rows(tmp_path: Path) -> None
         held = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         system = c.system(1)
-        assert len(system.quiesced) == count and not system.members
+        assert len(system.quiescence.table) == count and not system.members
         assert held / count < 2048, f"{held / count:.0f} bytes a group"
         assert started < 5
         began = time.process_time()
@@ -375,7 +375,7 @@ async def test_groups_come_and_go_and_nothing_is_lost(tmp_path: Path, seed: int)
                         await c.leader(name)
                         c.network.heal()
                     elif verb == "rest":
-                        await until(lambda: any(c.system(number).quiesced for number in c.ids))
+                        await until(lambda: any(c.system(number).quiescence.table for number in c.ids))
                     elif verb == "truncate":
                         leader = await c.leader(name)
                         await c.nodes[leader].truncate(name, c.log(leader, name).end)

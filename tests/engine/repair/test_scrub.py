@@ -27,7 +27,7 @@ from ..host.test_repair import all_read, filled, hurt_file, hurt_generations, in
 
 async def scrubbed(c: Cluster, number: int) -> dict[str, Any]:
     """A whole pass of a node, from here on; its status."""
-    scrub = c.system(number).scrub
+    scrub = c.system(number).repair.scrub
     wanted = scrub.ask()
     await until(lambda: scrub.passes >= wanted, "the scrub ends")
     assert not scrub.error
@@ -63,9 +63,9 @@ async def test_damaged_payloads_come_from_peers(tmp_path: Path, place: str, numb
         assert not status["left"]
         # Its own again: nobody has to be asked.
         c.partition(number)
-        fetched = c.system(number).repair.fetched
+        fetched = c.system(number).repair.payload_repair.fetched
         await all_read(c, number, bodies)
-        assert c.system(number).repair.fetched == fetched
+        assert c.system(number).repair.payload_repair.fetched == fetched
         c.network.heal()
         status = await scrubbed(c, number)
         assert not status["findings"]
@@ -132,7 +132,7 @@ async def test_two_members_with_different_damages_are_mended_one_after_the_other
             await c.roll(number)
             if number in numbers:
                 hurt_segments(c, number, data)
-        ends = [(c.system(number).scrub, c.system(number).scrub.ask()) for number in c.ids]
+        ends = [(c.system(number).repair.scrub, c.system(number).repair.scrub.ask()) for number in c.ids]
         most = 0
 
         def ended() -> bool:
@@ -156,18 +156,21 @@ async def test_no_member_is_mended_that_the_quorum_needs(tmp_path: Path) -> None
         hurt_segments(c, 3, data)
         await c.crash(2)
         await until(lambda: 2 not in c.system(1).live)
-        c.system(3).scrub.ask()
+        c.system(3).repair.scrub.ask()
         await until(
-            lambda: c.system(3).scrub.status()["findings"] and c.system(3).scrub.status()["running"] == "repair",
+            lambda: (
+                c.system(3).repair.scrub.status()["findings"]
+                and c.system(3).repair.scrub.status()["running"] == "repair"
+            ),
             "it is found",
         )
-        turns = c.system(3).mend_turns
+        turns = c.system(3).repair.mend_turns
         assert not await turns.may_begin(c.member(3), 1)
         await c.fill(1, 1, 100)
         assert c.member(3).raft.mend is None
         await c.start(2)
-        await until(lambda: c.system(3).scrub.passes == 1, "the scrub ends")
-        assert not c.system(3).scrub.status()["left"]
+        await until(lambda: c.system(3).repair.scrub.passes == 1, "the scrub ends")
+        assert not c.system(3).repair.scrub.status()["left"]
 
 
 async def test_places_of_payloads_that_a_snapshot_covers_are_refilled(tmp_path: Path) -> None:
@@ -188,7 +191,7 @@ async def test_places_of_payloads_that_a_snapshot_covers_are_refilled(tmp_path: 
 def readable(c: Cluster, number: int, name: str = "log") -> set[int]:
     """Walk over all that a member has, as an audit does; the entries that it gives."""
     member = c.member(number, name)
-    return {one.index for one in c.system(number).reader.payload_entries(member, 1, member.raft.applied)}
+    return {one.index for one in c.system(number).replicas.reader.payload_entries(member, 1, member.raft.applied)}
 
 
 async def test_a_dead_entry_in_a_home_is_in_nobodys_way(tmp_path: Path) -> None:
@@ -201,7 +204,7 @@ async def test_a_dead_entry_in_a_home_is_in_nobodys_way(tmp_path: Path) -> None:
         await c.applied()
         await c.nodes[3].snapshot()
         member = c.member(3)
-        dead = next(iter(c.system(3).reader.payload_entries(member, 3, 3))).entry
+        dead = next(iter(c.system(3).replicas.reader.payload_entries(member, 3, 3))).entry
         assert dead is not None and member.is_dead(dead)
         hurt_segments(c, 3, data)
         status = await scrubbed(c, 3)
@@ -224,7 +227,7 @@ async def test_what_lies_below_a_log_in_a_segment_of_another_group(tmp_path: Pat
         data = metadata(c, 3, 5)
         await c.roll(3)
         # Its run stays, as the file is a home; and goes with it, which no row says yet.
-        await c.system(3).snapshots.take([c.member(3)])
+        await c.system(3).transfers.snapshots.take([c.member(3)])
         await c.fill(1, 1, 2000)
         await c.applied()
         await in_files(c)
@@ -239,7 +242,7 @@ async def test_what_lies_below_a_log_in_a_segment_of_another_group(tmp_path: Pat
         assert [run.segment for run in c.member(3).segments] == [2]
         readable(c, 3)
         assert not (await scrubbed(c, 3))["findings"]
-        assert c.system(3).log_repair.mended == 0
+        assert c.system(3).repair.log_repair.mended == 0
         assert [body for _, body in await c.read(3, name="other")] == others
         # With the last group that needs it the segment goes, too.
         await c.nodes[3].snapshot()
@@ -288,11 +291,11 @@ async def test_damaged_rows_of_the_meta_store(tmp_path: Path, prefix: bytes, cop
         assert status["findings"] and {one["group"] for one in status["findings"]} == {"log"}
         assert not status["left"], status["findings"]
         # What a snapshot said is in memory.
-        assert not c.system(3).log_repair.mended
+        assert not c.system(3).repair.log_repair.mended
         assert not (await scrubbed(c, 3))["findings"]
         await c.restart(3)
         await c.applied()
-        assert not c.system(3).storage.meta_batch.meta.repaired and c.system(3).log_repair.mended == 0
+        assert not c.system(3).storage.meta_batch.meta.repaired and c.system(3).repair.log_repair.mended == 0
         await all_read(c, 3, bodies)
 
 
@@ -362,7 +365,7 @@ class TableFullDisk(Disk):
 
 async def failed_pass(c: Cluster, number: int) -> None:
     """A pass that can't look at something finds nothing of it, and says so."""
-    scrub = c.system(number).scrub
+    scrub = c.system(number).repair.scrub
     wanted = scrub.ask()
     await until(lambda: scrub.passes >= wanted, "the scrub ends")
     status = scrub.status()
@@ -475,12 +478,12 @@ async def test_what_comes_and_goes_under_the_walk_is_no_damage(tmp_path: Path) -
 
 async def test_a_pass_comes_by_itself_and_a_restart_knows_when_the_last_one_was(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, scrub_every_s=1) as c:
-        await until(lambda: c.system(1).scrub.passes >= 2, "passes come by themselves")
-        scrub = c.system(1).scrub
+        await until(lambda: c.system(1).repair.scrub.passes >= 2, "passes come by themselves")
+        scrub = c.system(1).repair.scrub
         await until(lambda: not scrub.status()["running"])
         before = scrub.finished_ms
         await c.restart(1)
-        await until(lambda: c.system(1).scrub.finished_ms >= before)
+        await until(lambda: c.system(1).repair.scrub.finished_ms >= before)
 
 
 @pytest.mark.parametrize("covered", [False, True], ids=["log", "snapshot"])
@@ -509,7 +512,9 @@ async def test_a_segment_that_lacks_entries(tmp_path: Path, how: str, covered: b
         if when == "at a start":
             await c.start(3)
             system = c.system(3)
-            await until(lambda: system.log_repair.mended or system.refill.refilled, "it is met at the start")
+            await until(
+                lambda: system.repair.log_repair.mended or system.repair.refill.refilled, "it is met at the start"
+            )
         status = await scrubbed(c, 3)
         assert (when == "running") == bool(status["last"]["segment"]["found"]) and not status["left"], status
         await until(lambda: not c.system(3).store.lost_ranges())
@@ -533,14 +538,14 @@ async def test_a_change_that_never_was_committed_is_not_what_a_member_begins_ane
         raft.propose_membership((Change("remove", 3),))
         assert 3 not in raft.configuration.nodes() and 3 in raft.base[1].nodes()
         assert overwrite_rows(c, 2, SnapshotRow.PREFIX + KEY.pack(c.member(2).uid), ("a", "b")) == 2
-        c.system(2).log_repair.found(c.member(2), Corrupt("somewhere", 0, "its records", "damage"))
+        c.system(2).repair.log_repair.found(c.member(2), Corrupt("somewhere", 0, "its records", "damage"))
         await until(lambda: c.member(2).raft is not raft, "it begins anew")
         await c.leader(among=[1, 3])
         c.network.heal()
         await mended(c, 2)
         replica = c.member(3)
         await c.applied()
-        c.system(2).replica_gc.tell(3, c.member(2))
+        c.system(2).host.replica_gc.tell(3, c.member(2))
         await c.lead(3)
         assert c.member(3) is replica
         await all_read(c, 2, bodies)

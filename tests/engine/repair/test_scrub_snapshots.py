@@ -45,7 +45,7 @@ async def test_two_of_three_at_once_keep_their_votes(tmp_path: Path) -> None:
             for number in (2, 3):
                 nursery.start_soon(scrubbed, c, number)
         bodies += await c.fill(1, 1, 20_000)
-        assert not any(c.system(number).log_repair.mended for number in c.ids)
+        assert not any(c.system(number).repair.log_repair.mended for number in c.ids)
         for number in (2, 3):
             assert not (await scrubbed(c, number))["findings"]
             await c.restart(number)

@@ -134,7 +134,7 @@ async def running(path: Path, *groups: dict[str, Any]) -> AsyncIterator[tuple[Em
             for one in found:
                 member = one.member
                 await wait(member, lambda member=member: member.raft.leader == 1)  # type: ignore[misc]
-                await engine_of(system).leadership.read_index(member)
+                await engine_of(system).replicas.leadership.read_index(member)
             yield system, found
 
 

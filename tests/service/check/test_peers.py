@@ -20,7 +20,7 @@ from tests.engine.host.cluster import Cluster, cluster, until
 
 async def met(c: Cluster, number: int) -> None:
     """The others have heard what is durable on a node by now, and stored it."""
-    group_commit = c.system(number).group_commit
+    group_commit = c.system(number).storage.group_commit
     await until(lambda: group_commit.sealed and not group_commit.busy)
     written = c.system(number).vitals().written
     for other in c.ids:
@@ -83,7 +83,7 @@ async def test_the_term_of_a_replica_that_went_is_that_of_the_one_made_anew(tmp_
         await c.roll(3)
         await c.restart(3)
         uid = c.member(1).uid
-        assert c.system(3).replica_gc.departed[uid].term == c.member(1).raft.term
+        assert c.system(3).host.replica_gc.departed[uid].term == c.member(1).raft.term
         await until(lambda: 3 in c.system(1).live)
         await c.nodes[1].change_members("log", "add", 3)
         await until(lambda: c.replica(3) is not None)

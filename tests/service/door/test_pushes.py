@@ -50,7 +50,7 @@ async def served(path: Path, count: int = 1, machine: str = "scribe") -> AsyncIt
 
 
 def listens(run: Cluster, session: Session, among: Sequence[int] = ()) -> bool:
-    return any(session.id in run.system(number).delivery.sinks for number in among or run.nodes)
+    return any(session.id in run.system(number).replicas.delivery.sinks for number in among or run.nodes)
 
 
 async def following(session: Session, count: int) -> list[messages.Received]:
@@ -154,7 +154,7 @@ async def test_a_client_that_does_not_read_costs_a_bound_and_nobody_else(
             assert await deaf.recv(4096)
             await run.nodes[1].open_session("s", 77, 7, 60_000)
             await deaf.send(wire.encode_call(1, "session_listen", {"name": "s", "session": 77}))
-            delivery = run.system(1).delivery
+            delivery = run.system(1).replicas.delivery
             await until(lambda: 77 in delivery.sinks and listens(run, other), "both listen")
             with trio.fail_after(20):
                 while not delivery.dropped:

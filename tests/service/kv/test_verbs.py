@@ -260,7 +260,7 @@ async def test_a_payload_whose_place_is_lost_comes_from_a_peer(tmp_path: Path, m
         await kv.put(b"large", b"L" * 5000)
         for number in run.ids:
             await until(lambda number=number: machine(run, number).state.revision == 2, "all have applied it")
-        reader, whole = run.nodes[2].system.reader, Reader.payload_entries
+        reader, whole = run.nodes[2].system.replicas.reader, Reader.payload_entries
 
         def lossy(self: Reader, member: Member, first: int, last: int) -> Iterator[Located]:
             """The places of what lies in the log are lost; what a peer sends gets a home in a generation."""
@@ -319,7 +319,7 @@ async def test_a_snapshot_is_written_by_a_thread_while_commands_go_on(
             await until(lambda: not machine(run, 1).state.purgeable, "what the snapshot names is released")
             go_on.set()
         assert writers == [False]
-        assert run.nodes[1].system.snapshots.mismatches == 0
+        assert run.nodes[1].system.transfers.snapshots.mismatches == 0
         await doors.crash(1)
         monkeypatch.undo()
         await doors.start(1)

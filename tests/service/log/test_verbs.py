@@ -36,7 +36,7 @@ async def test_a_log_stays_what_it_was_until_somebody_asks_for_more(tmp_path: Pa
         log = yard.log("log")
         await log.append(b"", b"x")
         for number in run.ids:
-            run.system(number).versions.look()
+            run.system(number).replicas.versions.look()
         await log.append(b"", b"x")
         await run.applied()
         assert [version(run, number) for number in run.ids] == [1, 1, 1]
@@ -52,7 +52,7 @@ async def test_a_log_stays_what_it_was_until_somebody_asks_for_more(tmp_path: Pa
 async def test_a_node_that_knows_no_limits_keeps_the_others_from_using_them(tmp_path: Path) -> None:
     async with yard_of(tmp_path) as (run, _, yard):
         leader = await run.leader()
-        versions = run.system(leader).versions
+        versions = run.system(leader).replicas.versions
         await until(lambda: len(versions.nodes) == 2, "all have said what they know")
         for number in versions.nodes:
             versions.nodes[number] = {"log": 1}
@@ -81,7 +81,9 @@ async def test_records_go_with_time_also_from_an_idle_log(tmp_path: Path) -> Non
         assert await log.append(b"", b"y") == 30
         await run.applied()
         for number in run.ids:
-            assert run.system(number).snapshots.compare(run.member(number), run.member(number).raft.applied) == 0
+            assert (
+                run.system(number).transfers.snapshots.compare(run.member(number), run.member(number).raft.applied) == 0
+            )
             assert (await run.read(number, 30)) == [(b"", b"y")]
 
 
@@ -130,7 +132,7 @@ async def test_a_producer_that_starts_anew_appends_nothing_twice(tmp_path: Path)
         records = await run.read(leader)
         assert len(records) == 120 and [head for head, _ in records[::2]] == [b"%d" % line for line in range(1, 61)]
         await run.applied()
-        assert run.system(leader).snapshots.compare(run.member(leader), run.member(leader).raft.applied) == 0
+        assert run.system(leader).transfers.snapshots.compare(run.member(leader), run.member(leader).raft.applied) == 0
 
 
 def code_of(found: pytest.ExceptionInfo[errors.LogyardError]) -> str:
@@ -190,7 +192,9 @@ async def test_a_batch_that_is_written_again_is_there_once_and_its_writers_of_be
         assert records[2].payload == records[6].payload == large
         await run.applied()
         for number in run.ids:
-            assert run.system(number).snapshots.compare(run.member(number), run.member(number).raft.applied) == 0
+            assert (
+                run.system(number).transfers.snapshots.compare(run.member(number), run.member(number).raft.applied) == 0
+            )
 
 
 @pytest.mark.parametrize(
@@ -334,7 +338,7 @@ async def test_large_payloads_go_with_the_limits_and_leave_nothing(tmp_path: Pat
         assert (await log.read(2 * first)).payload == body
         for number in run.ids:
             member = run.member(number)
-            assert run.system(number).snapshots.compare(member, member.raft.applied) == 0
+            assert run.system(number).transfers.snapshots.compare(member, member.raft.applied) == 0
             freed = await run.nodes[number].compact()
             live = freed["live_bytes_in_wal"] + freed["live_bytes_in_generations"]
             assert 6 << 20 <= live <= (8 << 20) + 200_000, live

@@ -10,7 +10,7 @@ from collections.abc import Iterator, MutableMapping
 from heapq import merge, nsmallest
 from itertools import islice
 
-from ..quiesce.quiesced_table import QuiescedTable
+from .quiesced_table import QuiescedTable
 
 
 class Names(MutableMapping[str, int]):
