@@ -28,8 +28,6 @@ OF_THE_LOOP = tuple(
     )
 )  # fmt: skip
 """Of the log, what runs beside a node's loop and knows its members: nobody who reads a stopped directory has these."""
-HEALTH = ("logyard.engine.disk.health", "logyard.engine.disk.slow_disk", "logyard.engine.disk.rate_limiter")
-"""Of the disk, what measures how a node writes to it."""
 
 COMPOSES = "logyard.engine.host.engine"
 """The object that builds the engine, floor by floor from below. No part knows it."""
@@ -44,10 +42,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.engine.ports": (TOP, "logyard.payloads.reference", "logyard.engine.raft.messages"),
     "logyard.engine.raft": (TOP, "logyard.engine.raft"),
     "logyard.engine.disk": (TOP,),
-    **dict.fromkeys(
-        HEALTH,
-        (TOP, "logyard.engine.disk", "logyard.engine.log", "logyard.engine.replica.member", "logyard.engine.raft"),
-    ),
     "logyard.engine.log": (TOP, "logyard.engine.log", "logyard.payloads.reference"),
     **dict.fromkeys(
         OF_THE_LOOP,
@@ -206,7 +200,7 @@ def top_modules(sources: Iterable[Source]) -> set[str]:
 
 def is_top(source: Source) -> bool:
     folder, _, name = source.path.rpartition("/")
-    return (folder == "engine" and name != "__init__.py") or (folder == "engine/disk" and source.module not in HEALTH)
+    return (folder == "engine" and name != "__init__.py") or folder == "engine/disk"
 
 
 def floor_offences(source: Source, top: set[str]) -> list[str]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
 from ..config import SystemConfig
-from ..log.group_commit import GroupCommit
 from .door import Disk, is_full, is_short
 
 REST_PROBES = 2
@@ -23,12 +23,40 @@ REST_PROBES = 2
 PROBE = b"logyard".ljust(512, b"\0")
 
 
+class Writes(Protocol):
+    """What is under way to the disk, by group commit."""
+
+    @property
+    def error(self) -> Exception | None:
+        """Why nothing is written any more."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """The number of the newest batch."""
+        ...
+
+    @property
+    def last_write(self) -> float:
+        """When a write ended last (s, monotonic)."""
+        ...
+
+    def stalled_s(self) -> float:
+        """Return the age of the oldest write that is not done."""
+        ...
+
+
 class DiskHealth:
     """One node's. A WAL write of many batches counts as alive while its batches get done. `spawn` starts a task of the
     node."""
 
     __slots__ = (
-        "probes", "probe_seconds", "_disk", "_directory", "_config", "_group_commit", "_spawn",
+        "probes", "probe_seconds", "_disk", "_directory", "_config", "_writes", "_spawn",
         "_batch", "_batch_at", "_probed", "_probing", "_synced", "_fd",
     )  # fmt: skip
 
@@ -37,13 +65,13 @@ class DiskHealth:
         disk: Disk,
         directory: Path,
         config: SystemConfig,
-        group_commit: GroupCommit,
+        writes: Writes,
         spawn: Callable[[Callable[[], Awaitable[None]]], None],
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._config = config
-        self._group_commit = group_commit
+        self._writes = writes
         self._spawn = spawn
         self.probes = 0
         self.probe_seconds = 0.0
@@ -58,9 +86,9 @@ class DiskHealth:
     def stalled_s(self) -> float:
         """Return the seconds that the disk has owed the oldest sync; 0.0 while it owes none."""
         now = time.monotonic()
-        stalled = self._group_commit.stalled_s()
+        stalled = self._writes.stalled_s()
         if stalled:
-            batch = self._group_commit.wal.position[0]
+            batch = self._writes.batch
             if batch != self._batch:
                 # One write may be many batches, each with a sync of its own.
                 self._batch, self._batch_at = batch, now
@@ -70,14 +98,14 @@ class DiskHealth:
 
     def healthy(self) -> bool:
         """Return whether renewals may be sent."""
-        return self._group_commit.error is None and self.stalled_s() * 1000 < self._config.disk_stall_ms
+        return self._writes.error is None and self.stalled_s() * 1000 < self._config.disk_stall_ms
 
     def look(self, is_resting: bool) -> None:
         """Probe the disk, once a tick, when nothing was synced for a while. `is_resting`: no group here needs a
         tick."""
-        if self._probing or self._group_commit.busy:
+        if self._probing or self._writes.busy:
             return
-        proved = max(self._probed, self._group_commit.last_write)
+        proved = max(self._probed, self._writes.last_write)
         now = time.monotonic()
         # A node at rest has nothing to write, so nobody waits for what its disk would not do.
         pause_ms = self._config.disk_probe_ms * (REST_PROBES if is_resting else 1)

@@ -2,9 +2,9 @@
 
 `DiskPace` is the measure: the mean time of a sync over a window, from counters that others keep, with the time
 injected. Slow is a mean at or above `disk_slow_ms` for the whole of `disk_slow_for_ms`; fast again below half of it,
-for three times as long: nothing flaps. `SlowDisk` acts on it, once a second and a bounded number of groups at a time,
-and only towards nodes that take half as long at most: with equally slow disks everything stays where it is. What a
-*hung* disk does is in `health`. Called by `ticker`.
+for three times as long: nothing flaps. `SlowDisk` has leaderships handed over (`host.hand_over`), once a second and
+only to nodes that take half as long at most: with equally slow disks everything stays where it is. What a *hung* disk
+does is in `health`. Called by `ticker`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
-
-from logyard.protocol.errors import Refused
+from collections.abc import Callable, Iterable, Set
+from typing import Any, Protocol
 
 from ..config import SystemConfig
 from ..identity import Vitals
-from ..log.group_commit import GroupCommit
-from ..raft.core import LEADER
-from ..raft.election import heirs
-from ..replica.member import RUNNING, Member
-from .health import DiskHealth
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +25,6 @@ STEPS = 8
 SYNCS_MIN = 3
 """A mean of fewer says nothing."""
 CALM_WINDOWS = 3
-MOVES_PER_LOOK = 100
-"""Leaderships handed over a second: each costs its group two round trips without a leader."""
-AGAIN_SECONDS = 10.0
-"""A transfer that came to nothing is tried again after this time."""
 BYTES_PER_SECOND = 100 << 20
 """Large batches are given the time that a slow disk needs for their bytes: what counts is the sync."""
 PATIENCE = 3
@@ -85,38 +74,82 @@ class DiskPace:
         return True
 
 
+class Writes(Protocol):
+    """What was written to the disk so far, by group commit."""
+
+    @property
+    def syncs(self) -> int:
+        """Syncs that are done."""
+        ...
+
+    @property
+    def write_seconds(self) -> float:
+        """How long they took, with what was written before each."""
+        ...
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes that were written."""
+        ...
+
+
+class Probes(Protocol):
+    """What probes of an idle disk say."""
+
+    @property
+    def probes(self) -> int:
+        """Probes that are done."""
+        ...
+
+    @property
+    def probe_seconds(self) -> float:
+        """How long they took."""
+        ...
+
+    def stalled_s(self) -> float:
+        """Return for how long the disk has owed the oldest sync."""
+        ...
+
+
+class Leaderships(Protocol):
+    """What a slow disk's node leads."""
+
+    def hand_over(self, faster: Set[int], now: float) -> int:
+        """Ask some of these nodes to take over; return how many were asked to. At `now` (s)."""
+        ...
+
+    def be_patient(self, doublings: int) -> None:
+        """Double this node's election timeouts so often."""
+        ...
+
+    def forget_tried(self) -> None:
+        """Forget to whom leaderships were offered: the disk is fast."""
+        ...
+
+
 class SlowDisk:
     """One node's. `handed_over` counts leaderships that others were asked to take. `others()` gives live nodes with
-    what they say of themselves; `patient(n)` doubles this node's election timeouts n times; `mark(member)`: its core
-    has something to say."""
+    what they say of themselves."""
 
-    __slots__ = (
-        "pace", "handed_over", "changes", "clock", "_group_commit", "_health", "_members", "_others", "_patient",
-        "_mark", "_tried", "_looked",
-    )  # fmt: skip
+    __slots__ = ("pace", "handed_over", "changes", "clock", "_writes", "_probes", "_others", "_leaderships", "_looked")
 
     def __init__(
         self,
         config: SystemConfig,
-        group_commit: GroupCommit,
-        health: DiskHealth,
-        members: Mapping[int, Member],
+        writes: Writes,
+        probes: Probes,
         others: Callable[[], Iterable[tuple[int, Vitals]]],
-        patient: Callable[[int], None],
-        mark: Callable[[Member], None],
+        leaderships: Leaderships,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._group_commit = group_commit
-        self._health = health
-        self._members = members
+        self._writes = writes
+        self._probes = probes
         self._others = others
-        self._patient = patient
-        self._mark = mark
+        self._leaderships = leaderships
         self.pace = DiskPace(config.disk_slow_ms / 1000, config.disk_slow_for_ms / 1000)
         self.handed_over = 0
         self.changes = 0
         self.clock = clock
-        self._tried: dict[int, float] = {}
         self._looked = 0.0
 
     @property
@@ -131,10 +164,10 @@ class SlowDisk:
 
     def tick(self) -> None:
         """Take a sample; act once a second."""
-        now, group_commit, health = self.clock(), self._group_commit, self._health
-        count = group_commit.syncs + health.probes
-        seconds = group_commit.write_seconds + health.probe_seconds
-        if self.pace.look(now, count, seconds, group_commit.batch_bytes, health.stalled_s()):
+        now, writes, probes = self.clock(), self._writes, self._probes
+        count = writes.syncs + probes.probes
+        seconds = writes.write_seconds + probes.probe_seconds
+        if self.pace.look(now, count, seconds, writes.batch_bytes, probes.stalled_s()):
             self.changes += 1
             state = "slow: leaderships move to faster nodes" if self.slow else "fast again"
             log.warning("the disk is %s (%.1f ms a sync)", state, self.pace.mean_s * 1000)
@@ -142,48 +175,16 @@ class SlowDisk:
             return
         self._looked = now
         faster = self._faster() if self.slow else set()
-        self._patient(PATIENCE if faster else 0)
+        self._leaderships.be_patient(PATIENCE if faster else 0)
         if faster:
-            self._hand_over(faster, now)
+            self.handed_over += self._leaderships.hand_over(faster, now)
         elif not self.slow:
-            self._tried.clear()
+            self._leaderships.forget_tried()
 
     def _faster(self) -> set[int]:
         """Return the live nodes whose disks take half as long at most, and which do not hold them for slow."""
         own = self.sync_us
         return {node for node, vitals in self._others() if not vitals.slow and 0 < 2 * vitals.sync_us <= own}
-
-    def _hand_over(self, faster: set[int], now: float) -> None:
-        left = MOVES_PER_LOOK
-        for member in list(self._members.values()):
-            if not left:
-                return
-            if self._may_go(member, now):
-                heir = next((node for node in heirs(member.raft) if node in faster), 0)
-                if heir and self._transfer(member, heir, now):
-                    left -= 1
-
-    def _may_go(self, member: Member, now: float) -> bool:
-        raft = member.raft
-        return (
-            raft.role == LEADER
-            and member.state == RUNNING
-            and not raft.stopped
-            and not raft.transferring
-            and raft.commit >= raft.lead_index
-            and now - self._tried.get(member.uid, -AGAIN_SECONDS) >= AGAIN_SECONDS
-        )
-
-    def _transfer(self, member: Member, heir: int, now: float) -> bool:
-        self._tried[member.uid] = now
-        try:
-            member.raft.transfer(heir)
-        except Refused as error:
-            log.info("group %s is not handed over: %s", member.spec.name, error)
-            return False
-        self.handed_over += 1
-        self._mark(member)
-        return True
 
     def status(self) -> dict[str, Any]:
         """Return what `logyard status` shows."""

@@ -28,6 +28,7 @@ from .decommission import Decommission
 from .follower_reads import FollowerReads
 from .forks import Forks
 from .groups import GroupRegistry
+from .hand_over import HandOver
 from .inbound import Inbound
 from .leader_cache import LeaderCache
 from .outbound import Outbound
@@ -79,9 +80,8 @@ def compose_host(
     ground, storage, replicas, transfers, repair, quiescence = floors
     config, members, network, loop = ground.config, ground.members, ground.network, ground.loop
     disk_health = DiskHealth(ground.disk, ground.path, config, storage.group_commit, ground.spawn)
-    slow_disk = SlowDisk(
-        config, storage.group_commit, disk_health, members, network.others, ground.limits.be_patient, loop.rouse
-    )  # fmt: skip
+    leaderships = HandOver(members, ground.limits.be_patient, loop.rouse)
+    slow_disk = SlowDisk(config, storage.group_commit, disk_health, network.others, leaderships)
 
     def over(error: LogyardError) -> None:
         """Let nothing be promised any more."""

@@ -269,6 +269,11 @@ class GroupCommit:
             self._hand_over((), 0)
 
     @property
+    def batch(self) -> int:
+        """The number of the newest batch."""
+        return self.wal.position[0]
+
+    @property
     def queued_bytes(self) -> int:
         """What waits for a batch, and the batch that is being written."""
         return self.bytes + self.writing_bytes
