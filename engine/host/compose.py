@@ -30,9 +30,9 @@ from .forks import Forks
 from .groups import GroupRegistry
 from .hand_over import HandOver
 from .inbound import Inbound
-from .leader_cache import LeaderCache
+from .leader_cache import LeaderCache, RoleChanges
 from .outbound import Outbound
-from .ready_loop import ReadyLoop
+from .ready_loop import Driven, ReadyLoop
 from .replica_gc import ReplicaGC
 from .shutdown import FailStop
 from .ticker import Ticker
@@ -64,6 +64,8 @@ class Host(NamedTuple):
     outbound: Outbound
     inbound: Inbound
     ticker: Ticker
+    driven: Driven
+    """What a turn drives; `peers` are the node's, when it runs."""
 
 
 def compose_host(
@@ -133,8 +135,13 @@ def compose_host(
     chores = _chores(floors, admission, slow_disk, out, in_, gc, leader_cache)
     ticked = ticker.Groups(ground.active, loop.mark, walks.over_members, quiescence.quiesce.rest)
     tick = Ticker(config, ticked, disk_health, storage.group_commit, replicas.effects, chores)
+    roles = RoleChanges(leader_cache, repair.log_repair.sound, replicas.effects, replicas.heartbeats)
+    driven = Driven(
+        network, storage.group_commit, replicas.applier.apply_all, out.prepare, replicas.log_clock.now,
+        replicas.heartbeats.seen, storage.accounting.cut, storage.segment_writer.hard_state_written, roles.tell, tick,
+    )  # fmt: skip
     return Host(
-        disk_health, slow_disk, fail_stop, walks, gc, registry, decommission, follower_reads, out, in_, tick
+        disk_health, slow_disk, fail_stop, walks, gc, registry, decommission, follower_reads, out, in_, tick, driven
     )  # fmt: skip
 
 

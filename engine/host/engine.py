@@ -49,10 +49,9 @@ from ..replica.member import Member
 from ..replica.proposals import Shape
 from ..transfer.compose import compose_transfers
 from ..transport.network import Network
-from . import ready_loop
 from .admission import Admission
 from .compose import Floors, compose_host
-from .leader_cache import Counters, LeaderCache, RoleChanges
+from .leader_cache import Counters, LeaderCache
 from .ready_loop import ReadyLoop
 from .shutdown import note_commits
 
@@ -208,15 +207,8 @@ class System:
         sys.setswitchinterval(self.config.switch_interval_us / 1_000_000)
         self.peers = peers
         self._network.attach(peers)
+        self.ready_loop.drive(self.host.driven._replace(peers=peers))
         storage, replicas, logs = self.storage, self.replicas, self.repair.log_repair
-        roles = RoleChanges(self.leader_cache, logs.sound, replicas.effects, replicas.heartbeats)
-        self.ready_loop.drive(
-            ready_loop.Driven(
-                peers, storage.group_commit, replicas.applier.apply_all, self.host.outbound.prepare,
-                replicas.log_clock.now, replicas.heartbeats.seen, storage.accounting.cut,
-                storage.segment_writer.hard_state_written, roles.tell, self.host.ticker,
-            )
-        )  # fmt: skip
         storage.group_commit.start()
         try:
             async with trio.open_nursery() as nursery:

@@ -3,7 +3,8 @@ in `ready_loop`.
 
 Invariants: applied <= raft.commit; a member that is STOPPED or DELETED takes no part (law 7), one that is HALTED runs
 its core and applies nothing; only a RUNNING one takes frames and answers reads;
-what it was asked to propose is in `proposals`.
+what it was asked to propose is in `proposals`. What one part alone changes (`transfers`, `slow_sends`, `reads`,
+`unpersisted`) is a field all the same: whoever puts the group to sleep asks for each, and a stop gives it up.
 """
 
 from __future__ import annotations
