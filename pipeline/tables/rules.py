@@ -118,13 +118,18 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
+# Made once: `json.loads` and `json.dumps` make one for each record.
+DECODER = json.JSONDecoder(parse_constant=_no_number)
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def parse(data: bytes) -> dict[str, Any]:
     """Return a record's object: JSON in UTF-8. Of a name that is there twice the last one counts. Raises `Bad`."""
     if len(data) > RECORD_BYTES_MAX:
         raise Bad(TOO_LARGE, f"{len(data)} bytes, {RECORD_BYTES_MAX} are allowed")
     try:
         text = data.decode()
-        found = json.loads(text, parse_constant=_no_number)
+        found = DECODER.decode(text)
         if "\\u" in text:
             # Half of a pair of surrogates can be written in JSON, and nowhere else.
             text_of(found).encode()
@@ -138,7 +143,7 @@ def parse(data: bytes) -> dict[str, Any]:
 def text_of(value: Any) -> str:
     """Return a value as JSON. Raises `Bad` for numbers that were too large for a double."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return ENCODER.encode(value)
     except (ValueError, RecursionError) as error:
         raise Bad(NO_JSON, str(error)) from None
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -171,6 +174,41 @@ def test_a_driver_that_fails_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch
     done = shop.run()
     rejected = 51 if "rejected" in step else 1
     assert (done["rows_written"], done["rows_rejected"]) == (51 - rejected, rejected)
+    shop.check()
+
+
+DRIVER = """
+import os, signal, sys
+from pathlib import Path
+from logyard.pipeline import local_session
+from logyard.pipeline.jobs import tables
+
+step, name, out, servers = sys.argv[1:]
+
+def die(now):
+    if now == step:
+        os.killpg(0, signal.SIGKILL)
+
+tables.HOOK = die
+given = {"servers": servers, "subscribePattern": f"{name}-.*"}
+tables.run_tables(local_session("dies", memory="1g"), tables.Tables(given, name, Path(out)))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", ["before-{}__rejected", "before-{}"])
+def test_a_driver_that_is_killed_with_all_of_its_processes_leaves_each_record_once(
+    shop: Shop, tmp_path: Path, step: str
+) -> None:
+    shop.append("a", range(50))
+    shop.yard.log(f"{shop.name}-a").append(b"no json")
+    words = [step.format(shop.name), shop.name, str(shop.job.out), shop.job.given["servers"]]
+    # Into a file: workers that live a moment longer would hold a pipe open.
+    with open(tmp_path / "said", "w+") as said:
+        died = subprocess.run([sys.executable, "-c", DRIVER, *words], start_new_session=True, stdout=said, stderr=said)
+    assert died.returncode == -signal.SIGKILL, (tmp_path / "said").read_text()
+    shop.append("b", range(5))
+    shop.run()
     shop.check()
 
 
