@@ -127,11 +127,24 @@ class Pending:
     refused: int = 0
     unknown: set[int] = field(default_factory=set)
 
-    def progressed(self, now: float) -> None:
-        """Note that something came."""
-        self.refused = 0
-        self.unknown.clear()
-        self.since = now
+    def go_on(self, following: int, now: float) -> None:
+        """Go on at an offset: something came, unless it is the one of before."""
+        if following > self.next:
+            self.refused = 0
+            self.unknown.clear()
+            self.since = now
+        self.next = following
+
+    def refuse(self, node: int, error: LogyardError) -> None:
+        """Ask a node last, which did not help."""
+        if node in self.nodes:
+            self.nodes.remove(node)
+        self.nodes.append(node)
+        self.refused += 1
+        if isinstance(error, UnknownGroup):
+            self.unknown.add(node)
+        else:
+            self.unknown.discard(node)
 
 
 class Survey(NamedTuple):
@@ -385,9 +398,7 @@ class NetworkSource:
         now = time.monotonic()
         again: list[Pending] = []
         for one, outcome in zip(asked, scan.outcomes, strict=False):
-            if outcome.next > one.next:
-                one.progressed(now)
-            one.next = outcome.next
+            one.go_on(outcome.next, now)
             if scan.node != one.nodes[0] and scan.node in one.nodes:
                 # The best node did not answer: no need to find that out for each call.
                 one.nodes.remove(scan.node)
@@ -395,8 +406,7 @@ class NetworkSource:
             lost = min(outcome.start, one.end) - one.next if isinstance(outcome.error, OutOfRange) else 0
             if lost > 0:
                 yield self._gap(one, lost, reading)
-                one.next += lost
-                one.progressed(now)
+                one.go_on(one.next + lost, now)
             if one.next >= one.end:
                 continue
             problem = None if lost > 0 else outcome.error or self._behind(one, outcome, scan.node)
@@ -442,18 +452,11 @@ class NetworkSource:
                     end=one.end,
                 )
             yield self._gap(one, one.end - one.next, reading)
-            one.next = one.end
+            one.go_on(one.end, time.monotonic())
 
     def _elsewhere(self, one: Pending, error: LogyardError, node: int) -> None:
         """Ask the next node; after a round without any help wait a little. Raises when that took too long."""
-        if node in one.nodes:
-            one.nodes.remove(node)
-        one.nodes.append(node)
-        one.refused += 1
-        if isinstance(error, UnknownGroup):
-            one.unknown.add(node)
-        else:
-            one.unknown.discard(node)
+        one.refuse(node, error)
         if one.refused % len(one.nodes):
             return
         if time.monotonic() > one.since + self._timeout_s:

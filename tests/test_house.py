@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from . import house
-from .source_tree import Source
+from .source_tree import Source, product_sources
 
 pytestmark = pytest.mark.xdist_group("source")
 
@@ -38,6 +38,12 @@ class A:
         fresh.part.x += 5
 """
     assert house.foreign(Source("a.py", "logyard.a", text)) == [5, 6, 9]
+
+
+def test_what_is_exempt_is_there() -> None:
+    sources = {source.path: source for source in product_sources()}
+    for path, target in house.EXEMPT:
+        assert f"{target} = " in sources[path].text, "it is exempt no more"
 
 
 def test_the_whole_as_an_argument() -> None:

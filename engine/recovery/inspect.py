@@ -79,6 +79,14 @@ class Facts:
         spec = self.groups.get(uid)
         return spec.name if spec is not None else f"{uid:016x}"
 
+    def identify(self, node: int, cluster: str) -> None:
+        """Note whose directory it is."""
+        self.node, self.cluster = node, cluster
+
+    def miss(self) -> None:
+        """Note that there were rows that can't be read: what nothing names may be somebody's."""
+        self.complete = False
+
     def gather(self, meta: Rows, unreadable: Unreadable) -> None:
         """Read every row there is."""
 

@@ -78,7 +78,7 @@ class Generations:
                 for generation, run, found in marks:
                     self.marks[generation, run, uid] = found
             if len(report.findings) > before:
-                facts.complete = False
+                facts.miss()
 
     def get(self, number: int) -> Stopped | None:
         """Return an open generation; None when it is not there or can't be read."""

@@ -61,6 +61,18 @@ class GroupLog:
         self.replay: Replay | None = None
         self.unknown = ""
 
+    def damage(self) -> None:
+        """Note that something of it is damaged."""
+        self.whole = False
+
+    def stop_at(self, why: str) -> None:
+        """Note why not all of its log can be applied."""
+        self.unknown = why
+
+    def apply_all(self, replay: Replay) -> None:
+        """Take its state as of the log's end."""
+        self.replay = replay
+
     @property
     def spec(self) -> Spec:
         """The group's definition."""
@@ -189,9 +201,9 @@ def _apply(
                 with report.guarded("machine", path=path, group=group.name):
                     _release(group, replay, entry, segments, report)
     if applied < group.last and not group.unknown:
-        group.unknown = f"entry {applied + 1} is not there to be applied"
+        group.stop_at(f"entry {applied + 1} is not there to be applied")
     if not group.unknown and isinstance(replay, Replay):
-        group.replay = replay
+        group.apply_all(replay)
     _extend(holes, expected, group.image.flushed, 0)
     spared = [hole for hole in holes if _missing(group, hole, facts, homes, report)]
     if spared:
@@ -234,7 +246,7 @@ def _missing(group: GroupLog, hole: Hole, facts: Facts, homes: Sequence[Home], r
         else:
             _extend(stretches, index, index, number)
     for low, high, _ in stretches:
-        group.whole = False
+        group.damage()
         text = f"entries {low} to {high} are missing" if low < high else f"entry {low} is missing"
         # Below the snapshot they are needed for what lives of them, and that may be nothing.
         severity = UNKNOWN if group.unknown and high <= snapshot else DAMAGE
@@ -250,7 +262,7 @@ def _release(group: GroupLog, replay: Replay | str, entry: Entry, segments: Segm
         for first, end in replay.apply(entry, lambda: above_snapshot(group, segments)):
             group.live_at_end.release(first, end)
     except CannotApply as error:
-        group.unknown = str(error)
+        group.stop_at(str(error))
         text = f"what lives from there on is not known: {error}"
         report.unknown("machine", text, group=group.name)
 

@@ -153,7 +153,7 @@ def _compare(store: MetaStore, copies: list[dict[bytes, bytes] | None], facts: F
             text = f"a row {key!r} that is nobody's: its key is damaged"
             report.healed("meta_row", text, path=f"meta/{name}/data.mdb")
             continue
-        facts.complete = False
+        facts.miss()
         facts.lost.add(key)
         report.damage("meta_row", f"{describe(key)} is damaged in every copy: {key!r}", path="meta", group=_group(key))
     for name, many in stale.items():
@@ -175,7 +175,7 @@ def _gather(store: MetaStore, facts: Facts, report: Report) -> None:
     """Gather the typed rows."""
     identity = store.identity
     if identity is not None:
-        facts.node, facts.cluster = identity.node, identity.cluster
+        facts.identify(identity.node, identity.cluster)
 
     def unreadable(key: bytes, error: Exception) -> None:
         report.damage("meta_row", f"{describe(key)} can't be read: {error}", path="meta", group=_group(key))
