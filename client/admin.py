@@ -6,8 +6,7 @@ Sans-IO; the methods are in `_async.admin`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, UnknownGroup
 from logyard.protocol.verbs import BOARD_ROWS, NODE, VERBS
@@ -34,8 +33,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class Call(NamedTuple, Generic[T]):
     """One question. `group`: for its leader; `nodes`: for one of these first; `pinned`: for nodes[0] and no other.
 
     `idempotent`: asking twice does no harm, so a cut connection is not an unknown outcome. `kind`: what the group must

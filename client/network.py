@@ -238,8 +238,9 @@ class Network(AdminVerbs):
         return link
 
     async def _ready(self, link: Link, deadline: float) -> Link:
-        with self.runtime.scope(deadline):
-            await link.opened.wait()
+        if not link.opened.is_set():
+            with self.runtime.scope(deadline):
+                await link.opened.wait()
         if link.failure is not None:
             raise link.failure.again()
         if not link.open:

@@ -11,7 +11,6 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from logyard.protocol import wire
@@ -249,7 +248,7 @@ class Routes:
         if "staleness_s" not in call.arguments or call.pinned or call.group not in self.groups:
             return call
         members = self.groups[call.group][2]
-        return replace(call, group="", nodes=tuple(chance.sample(members, len(members))))
+        return call._replace(group="", nodes=tuple(chance.sample(members, len(members))))
 
     def stumbled(self, name: str, error: LogyardError) -> None:
         """Forget the leader, at which a request failed, unless it is the right one and merely busy."""

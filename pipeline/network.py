@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -487,7 +487,7 @@ class NetworkSource:
         error: LogyardError | None = None
         for _ in range(len(one.nodes)):
             # Any member will do; who can't be reached is passed over by the client.
-            call = replace(call, group="", nodes=tuple(one.nodes))
+            call = call._replace(group="", nodes=tuple(one.nodes))
             try:
                 return self.yard.run(call, self._timeout_s)
             except LogyardError as refusal:

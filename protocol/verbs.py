@@ -49,7 +49,8 @@ _ALWAYS = object()
 
 class Field(NamedTuple):
     """An argument. `check` returns the value to use, or raises `BadRequest`; `takes` says the same in words. What is
-    left out is `default`: None for what must be there, unless `optional`."""
+    left out is `default`: None for what must be there, unless `optional`. `sound`: a value of exactly this type, from
+    the one up to the other, is what `check` would return."""
 
     name: str
     takes: str
@@ -57,6 +58,7 @@ class Field(NamedTuple):
     default: object = None
     optional: bool = False
     container: bool = False
+    sound: tuple[type, Any, Any] = (object, 0, 0)
 
 
 def required(field: Field) -> bool:
@@ -80,17 +82,19 @@ class Verb:
             (one.name, one.check, one.default, _ALWAYS if required(one) or one.default == () else one.default)
             for one in fields
         )
-        self._checks = {one.name: one.check for one in fields}
+        self._checks = {one.name: (*one.sound, one.check) for one in fields}
         self._required = frozenset(one.name for one in fields if required(one))
 
     def given(self, arguments: Mapping[str, Any]) -> dict[str, object]:
         """Return what a caller sends: what is not None, as it was given. Raises `BadRequest` for what a node would
         refuse, before anything is sent."""
+        checks = self._checks
         found: dict[str, object] = {}
         for name, value in arguments.items():
-            check = self._checks[name]
+            sound, least, most, check = checks[name]
             if value is not None:
-                check(value)
+                if type(value) is not sound or not least <= value <= most:
+                    check(value)
                 found[name] = value
         assert self._required <= found.keys(), f"{self.name} has to be told {self._required - found.keys()}"
         return found
@@ -125,7 +129,7 @@ def number(name: str, default: int | None = None, *, least: int = 0, cap: int = 
         raise BadRequest(f"{name} is a whole number from {least} up")
 
     takes = f"a whole number from {least} up" + (f", at most {cap:,}" if cap < NUMBER_MAX else "")
-    return Field(name, takes, check, default)
+    return Field(name, takes, check, default, sound=(int, least, cap))
 
 
 def uid(name: str) -> Field:
@@ -136,7 +140,7 @@ def uid(name: str) -> Field:
             return value
         raise BadRequest(f"{name} is a group's uid")
 
-    return Field(name, "a group's uid, 0: whichever", check, 0)
+    return Field(name, "a group's uid, 0: whichever", check, 0, sound=(int, 0, UID_MAX))
 
 
 def seconds(name: str) -> Field:
@@ -147,7 +151,7 @@ def seconds(name: str) -> Field:
             return min(float(value), WAIT_S_MAX)
         raise BadRequest(f"{name} is a number of seconds")
 
-    return Field(name, f"seconds, at most {WAIT_S_MAX:g}", check, 0.0)
+    return Field(name, f"seconds, at most {WAIT_S_MAX:g}", check, 0.0, sound=(float, 0.0, WAIT_S_MAX))
 
 
 def flag(name: str, default: bool) -> Field:
@@ -158,7 +162,7 @@ def flag(name: str, default: bool) -> Field:
             return value
         raise BadRequest(f"{name} is true or false")
 
-    return Field(name, "true or false", check, default)
+    return Field(name, "true or false", check, default, sound=(bool, False, True))
 
 
 def raw(name: str) -> Field:
