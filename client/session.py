@@ -145,7 +145,10 @@ class Channel:
                 self.greeted = True
             elif kind == REPLIES:
                 for request, status, data in wire.decode_replies(frame.body):
-                    self._open(request).reply(request, status, data)
+                    completion = self.pending.get(request)
+                    if completion is None:
+                        raise ProtocolError(f"an answer to request {request}, which is not open")
+                    completion.reply(request, status, data)
                     # Only an answer that could be read closes its request: the end of the connection cuts the others.
                     self.pending.pop(request, None)
             elif kind == PUSH:
@@ -158,17 +161,11 @@ class Channel:
             else:
                 self._answered(frame.request, kind, frame.body)
 
-    def _open(self, request: int) -> Completion:
-        completion = self.pending.get(request)
-        if completion is None:
-            raise ProtocolError(f"an answer to request {request}, which is not open")
-        return completion
-
     def _answered(self, request: int, kind: int, body: Buffer) -> None:
         """Settle a call."""
-        pending = self._open(request)
+        pending = self.pending.get(request)
         if not isinstance(pending, PendingReply):
-            raise ProtocolError("a command is answered in a REPLIES frame")
+            raise ProtocolError(f"an answer to request {request}, which is {'a command' if pending else 'not open'}")
         if kind == RESULT:
             pending.set(wire.unpack(body))
         elif kind == DATA:

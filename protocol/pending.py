@@ -10,7 +10,7 @@ comes to the sink in the client. What is one thing here and what is not: docs/de
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 from .errors import LogyardError, error_of
 from .frame import Buffer
@@ -59,7 +59,7 @@ class PendingReply(Generic[T]):
 
     def __init__(self) -> None:
         self.done = False
-        self.value: T = cast(T, None)
+        self.value: T = None  # type: ignore[assignment]  # nobody looks before it is settled
         self.error: LogyardError | None = None
         self.was_cut = False
         self._event: Event | None = None
@@ -70,7 +70,7 @@ class PendingReply(Generic[T]):
         if status:
             self.fail(error_of(unpack(data)))
         else:
-            self.set(cast(T, bytes(data)))
+            self.set(bytes(data))  # type: ignore[arg-type]  # a command's is of bytes
 
     def set(self, value: T) -> None:
         """Settle it with a value."""
