@@ -55,6 +55,8 @@ WINDOW_BYTES = 64 << 20
 """What uploads hold at most."""
 END_S = 5.0
 """To close a session."""
+LATE_S = 0.01
+"""A command may be waited for so much longer than it was said."""
 
 
 class EmbeddedSystem(AdminVerbs):
@@ -80,6 +82,7 @@ class EmbeddedSystem(AdminVerbs):
         self.exactly_once = True
         self.closed = False
         self.sessions = Sessions(self)
+        self.patience = Patience(timeout)
         self._freed = trio.lowlevel.ParkingLot()
         self.window = Window(WINDOW_BYTES, self._give_back)
         self._nursery = nursery
@@ -205,24 +208,27 @@ class EmbeddedSystem(AdminVerbs):
         node, retry, kind = self.node, None, wire.kind_of(flags)
         mode, low = flags & wire.REPLY_MODE, bool(flags & wire.LOW_PRIORITY)
         whole = memoryview(frame[0] if len(frame) == 1 else b"".join(frame))
-        with trio.CancelScope(deadline=self.clock() + (self.timeout if timeout is None else timeout)) as scope:
-            while True:
-                self._check()
-                try:
-                    member = self.find(name)
-                    if kind and member.spec.machine != kind:
-                        node.require_kind(member.uid, kind)
-                    if mode == wire.REPLY_NONE:
-                        node.submit(member.uid, whole, DROP, 0, low=low)
-                        return b""
-                    pending: PendingReply[bytes] = PendingReply()
-                    node.submit(member.uid, whole, pending, 0, early=mode == wire.REPLY_APPEND, low=low)
+        deadline = self.clock() + (self.timeout if timeout is None else timeout)
+        while True:
+            self._check()
+            try:
+                member = self.find(name)
+                if kind and member.spec.machine != kind:
+                    node.require_kind(member.uid, kind)
+                if mode == wire.REPLY_NONE:
+                    node.submit(member.uid, whole, DROP, 0, low=low)
+                    return b""
+                pending: PendingReply[bytes] = PendingReply()
+                node.submit(member.uid, whole, pending, 0, early=mode == wire.REPLY_APPEND, low=low)
+                if timeout is None and retry is None:
+                    return await self.patience.wait(pending, deadline, name)
+                with trio.CancelScope(deadline=deadline):
                     return await pending.wait(trio.Event)
-                except LogyardError as error:
-                    retry = retry or Retry(scope.deadline, self.chance, False)
-                    delay = self._delay(retry, error)
-                await trio.sleep(delay)
-        raise Unknown(f"{name}: not acknowledged in time, and not known whether it happened")
+                raise late(name)
+            except LogyardError as error:
+                retry = retry or Retry(deadline, self.chance, False)
+                delay = self._delay(retry, error)
+            await trio.sleep(delay)
 
     async def _answer(self, call: Call[Any], pushed: Pushed | None) -> Any:
         """Return what a client would have got."""
@@ -257,6 +263,38 @@ class EmbeddedSystem(AdminVerbs):
         if not isinstance(error, Busy | NotLeader):
             raise error
         return retry.after(error, False, self.clock())
+
+
+class Patience:
+    """The commands that are waited for no longer than `timeout` seconds: one task ends them all. A scope with a
+    deadline for each would be a seventh of an append."""
+
+    __slots__ = ("_timeout", "_waiting")
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        # When each is given up, and its group. None comes that is given up before those that are here.
+        self._waiting: dict[PendingReply[bytes], tuple[float, str]] = {}
+
+    async def wait(self, pending: PendingReply[bytes], deadline: float, name: str) -> bytes:
+        """Wait for a reply that was asked for just now. Raises what it failed with, or `Unknown`."""
+        self._waiting[pending] = deadline, name
+        try:
+            return await pending.wait(trio.Event)
+        finally:
+            del self._waiting[pending]
+
+    async def end(self) -> None:
+        """End what is waited for in vain, as long as the system runs: a task."""
+        while True:
+            now = trio.current_time()
+            following = now + self._timeout
+            for pending, (deadline, name) in list(self._waiting.items()):
+                if deadline <= now:
+                    pending.fail(late(name))
+                else:
+                    following = min(following, deadline)
+            await trio.sleep_until(max(following, now + LATE_S))
 
 
 class Sessions:
@@ -374,6 +412,11 @@ class EmbeddedMachine(FramedMachine):
         return await self.yard.open_session(self.name)
 
 
+def late(name: str) -> Unknown:
+    """Return what becomes of a command that was given up."""
+    return Unknown(f"{name}: not acknowledged in time, and not known whether it happened")
+
+
 def _named(name: str) -> str:
     if not name:
         raise BadRequest("a group has a name")
@@ -414,6 +457,7 @@ async def open_system(
             node = Node(system)
             found = EmbeddedSystem(node, system.member, node.consistent, own, nursery, timeout)
             nursery.start_soon(found.sessions.beat)
+            nursery.start_soon(found.patience.end)
             try:
                 yield found
             finally:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 import logyard
 from logyard.client.messages import Message
 from logyard.engine.machine import Machine
-from logyard.protocol.errors import LogyardError, UnknownGroup, WrongKind
-from logyard.service.embedded import open_system
+from logyard.machines.log import AppendLog
+from logyard.protocol.errors import LogyardError, Unknown, UnknownGroup, WrongKind
+from logyard.protocol.pending import OK, PendingReply
+from logyard.service.embedded import Patience, open_system
 from tests.chaos import register
 from tests.chaos.register import Registers
 from tests.engine.host.scribe import Scribe, command
@@ -99,3 +103,40 @@ async def test_the_yards_verbs(tmp_path: Path) -> None:
         await system.log("b").append(b"late")
     with pytest.raises(LogyardError, match="closed"):
         await system.list(1)
+
+
+async def test_a_command_that_is_waited_for_in_vain_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
+    patience = Patience(30.0)
+    told: dict[str, float] = {}
+
+    async def wait(name: str, deadline: float) -> None:
+        with pytest.raises(Unknown, match=name):
+            await patience.wait(PendingReply(), deadline, name)
+        told[name] = trio.current_time()
+
+    came: PendingReply[bytes] = PendingReply()
+    came.reply(0, OK, b"reply")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(patience.end)
+        began = trio.current_time()
+        assert await patience.wait(came, began + 30.0, "answered") == b"reply"
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(wait, "first", began + 30.0)
+            await trio.sleep(20.0)
+            waiting.start_soon(wait, "second", began + 50.0)
+        nursery.cancel_scope.cancel()
+    assert told == pytest.approx({"first": began + 30.0, "second": began + 50.0})
+
+
+async def test_a_reply_that_comes_too_late_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_system(tmp_path / "data", SMALL) as system:
+        log = await system.start_group("log", AppendLog())
+        kept: list[tuple[Any, ...]] = []
+        submit = system.node.submit
+        monkeypatch.setattr(system.node, "submit", lambda *frame, **options: kept.append(frame))
+        with pytest.raises(Unknown, match="log"):
+            await log.append(b"late", timeout=0.05)
+        monkeypatch.undo()
+        ((uid, frame, sink, request),) = kept
+        submit(uid, frame, sink, request)
+        assert await log.append(b"next") == 1
