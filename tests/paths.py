@@ -41,7 +41,7 @@ QUIET: dict[str, Any] = {
     "disk_probe_ms": 60_000,
 }  # fmt: skip
 OURS = tuple(str(ROOT / name) + "/" for name in (*PACKAGES, "protocol")) + (str(ROOT / "logyard") + "/",)
-TURN = ("scheduler.py", "ready_loop.py")
+TURN = ("ready_loop.py",)
 PATIENCE_S = 60.0
 Deed = Callable[[], Awaitable[Any]]
 
