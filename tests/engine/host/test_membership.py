@@ -14,12 +14,10 @@ from logyard.engine.raft.configuration import Change, Configuration
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.messages import TRANSFER, VOTE, Message
 from logyard.engine.replica import leadership
-from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import DELETE_GROUPS
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused
 
 from .cluster import KIB, Cluster, cluster, payload_books, until
-from .test_mending import SIZE
 
 
 async def all_live(c: Cluster) -> None:
@@ -463,26 +461,6 @@ async def test_members_change_at_random_while_nodes_crash(tmp_path: Path, seed: 
             assert [body for body in found if body in {*acknowledged}] == acknowledged and found[-1] == b"last"
             assert len(found) == len({*found})
         assert changed >= 3 and len(acknowledged) >= 9
-
-
-async def test_a_group_that_slept_while_a_node_was_asked_for_room_is_changed_as_it_is_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with cluster(tmp_path, 4, group="", hibernate_after_ms=30) as c:
-        await until(lambda: all(len(one.system.live) == 4 for one in c.nodes.values()), "all are live")
-        await c.create(members=[1, 2, 3])
-        await c.lead(1)
-        bodies = await c.fill(1, 2, SIZE)
-        system, old = c.system(1), c.member(1)
-
-        async def asleep(member: Member, fresh: object) -> None:
-            await until(lambda: member.uid in system.quiescence.table, "it sleeps")
-
-        monkeypatch.setattr(c.nodes[1].membership, "_check_room", asleep)
-        with trio.fail_after(15):
-            assert 4 in (await c.nodes[1].change_members("log", "add", 4))["voters"]
-        assert c.member(1) is not old and old.raft.log.last_index < c.member(1).raft.log.last_index
-        await until(lambda: c.replica(4, "log") is not None and c.log(4).end == len(bodies), "node 4 has it all")
 
 
 async def test_a_change_that_was_overwritten_is_not_reported_as_done(tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ async def test_what_goes_wrong_with_one_range_is_its_own_outcome() -> None:
     found = ends(await rig.scan(*asked, ("a", 5, HUGE)))
     assert [code for _, code in found] == ["unknown_group", "refused", "wrong_kind", "corrupt", None, "out_of_range"]
     assert found[4] == (1, None)
+    # What is left of it would make two records, one of them another's.
+    assert ends(await rig.scan(("holey", 0, 2))) == [(0, "corrupt")]
 
 
 @pytest.mark.parametrize("limit", [{"records": 3}, {"size": 2000}])
