@@ -81,6 +81,15 @@ class Entry:
         """Bytes of metadata and payload together: what windows and budgets count."""
         return len(self.data) + self.body_bytes
 
+    def place(self, file: int, offset: int) -> None:
+        """Note where the WAL holds the payload bytes."""
+        self.file = file
+        self.offset = offset
+
+    def let_go(self) -> None:
+        """Let the payload bytes leave memory: who needs them reads them."""
+        self.bodies = None
+
     def __repr__(self) -> str:
         return f"Entry({self.index}@{self.term} kind={self.kind} data={len(self.data)} body={self.body_bytes})"
 

@@ -119,7 +119,7 @@ class Outbound:
             del waiting[uid]
             member = self._members.get(uid)
             if member is not None and member.raft.role == LEADER:
-                member.raft.dirty = True
+                member.raft.resume()
                 self._mark(member)
 
     def resume_all(self) -> None:
@@ -145,7 +145,7 @@ class Outbound:
 
     def _defer(self, member: Member, message: Message) -> bool:
         # Loaded when it is its turn: it must not keep in memory what it waits for.
-        message.entries = None
+        message.fill(None)
         waiting = member.slow_messages(message.to)
         if not _is_news(member, waiting, message):
             return False
@@ -163,7 +163,7 @@ class Outbound:
             member, message = queue.popleft()
             try:
                 if self._is_due(member, message):
-                    message.entries = await self._load(member, message)
+                    message.fill(await self._load(member, message))
                     if member.raft.term == message.term:
                         self._host.send([message])
             except Gone:
@@ -291,11 +291,11 @@ def _is_news(member: Member, waiting: Sequence[Message], message: Message) -> bo
         return True
     if message.last <= last.last:
         # What it says of the commit index goes with the other.
-        last.commit = message.commit
+        last.tell(message.commit)
         return False
     term = member.raft.log.term(last.last)
     if term is not None:
-        message.index, message.log_term, message.first = last.last, term, last.last + 1
+        message.follow(last.last, term)
     return True
 
 

@@ -20,7 +20,7 @@ from ..log.wal import WalItem
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
-from ..raft.replication import NOTED, UNTOLD
+from ..raft.replication import UNTOLD
 from ..replica.log_clock import Clocks
 from ..replica.member import Member
 from ..replica.proposals import Shape
@@ -130,7 +130,7 @@ class ReadyLoop:
     def mark(self, member: Member) -> None:
         """Mark a member that has something to do; the next turn does it."""
         if not member.dirty:
-            member.dirty = True
+            member.mark()
             self.dirty.append(member)
             if self._task is not None and not self._held:
                 self._wake()
@@ -221,7 +221,7 @@ class ReadyLoop:
                 # Groups with pieces of large payloads under way go after the others, in frames of their own.
                 late: list[Message] = []
                 for member in batch:
-                    member.dirty = False
+                    member.unmark()
                     if not member.raft.stopped:
                         self._drain(member, messages if member.uploads is None else late)
                 if messages:
@@ -259,7 +259,7 @@ class ReadyLoop:
                 proposals.propose(driven.log_time(member), self._shape)
         ready = raft.ready()
         if raft.untold == UNTOLD:
-            raft.untold = NOTED
+            raft.note_untold()
             if not self.untold:
                 self._telling.unpark_all()
             self.untold.append(member)
@@ -297,29 +297,25 @@ class ReadyLoop:
     def _persist(self, member: Member, ready: Ready) -> None:
         raft = member.raft
         entries = ready.entries
-        item = WalItem(raft.uid)
+        hard_state = None
         if ready.hard_state is not None:
-            item.hard_state = (*ready.hard_state, raft.commit)
+            hard_state = (*ready.hard_state, raft.commit)
             self._driven.hard_state_written(member)
-        item.entries = entries
-        item.truncate = ready.truncated
         floor = 0
         if entries:
-            member.heard_ns = self._clocks.monotonic_ns()
-        for entry in entries:
-            if entry.tombstone > floor:
-                floor = entry.tombstone
-        if floor > member.floor:
-            # The floor is durable in the same batch as the tombstone that raised it (law 4).
-            item.floor = member.floor = floor
-        item.token = (member, ready.after, ready.token)
-        member.unpersisted += 1
-        self._driven.group_commit.add(item)
+            member.heard(self._clocks.monotonic_ns())
+            for entry in entries:
+                if entry.tombstone > floor:
+                    floor = entry.tombstone
+        # The floor is durable in the same batch as the tombstone that raised it (law 4).
+        raised = member.persisting(floor)
+        token = (member, ready.after, ready.token)
+        self._driven.group_commit.add(WalItem(raft.uid, entries, hard_state, ready.truncated, raised, token))
 
     def persist_alone(self, member: Member, item: WalItem) -> None:
         """Persist something of the host's own (a truncation mark) with the next batch."""
-        item.token = (member, (), None)
-        member.unpersisted += 1
+        item.belong((member, (), None))
+        member.persisting()
         self._driven.group_commit.add(item)
         self._driven.group_commit.kick()
 
@@ -330,7 +326,7 @@ class ReadyLoop:
         messages: list[Message] = []
         for item in items:
             member, after, token = cast(Token, item.token)
-            member.unpersisted -= 1
+            member.persisted()
             raft = member.raft
             if raft.stopped:
                 continue

@@ -83,4 +83,4 @@ class PayloadCache:
     def _drop(self, entry: Entry) -> None:
         self.bytes -= entry.body_bytes
         if entry.file:
-            entry.bodies = None
+            entry.let_go()

@@ -30,6 +30,15 @@ class Share:
         self.last = last
         self.live = live
 
+    def reduce(self, size: int) -> None:
+        """Count `size` bytes as dead."""
+        assert 0 <= size <= self.live, "more bytes died than lived"
+        self.live -= size
+
+    def end(self, last: int) -> None:
+        """End at `last` from now on."""
+        self.last = last
+
 
 class SealedFile:
     """A sealed WAL file that is the home of payloads. The segment of the same number holds its entries' metadata."""
@@ -68,8 +77,7 @@ class SealedFile:
     def reduce(self, uid: int, size: int) -> None:
         """Book the death of `size` bytes of a group."""
         share = self.shares[uid]
-        assert 0 <= size <= share.live, "more bytes died than lived"
-        share.live -= size
+        share.reduce(size)
         self.live -= size
         self.died_at = time.monotonic()
         if not share.live:
@@ -78,7 +86,7 @@ class SealedFile:
     def shorten(self, uid: int, last: int, gone: int) -> None:
         """End a group's share at `last` from now on; at most `gone` bytes lived above that."""
         share = self.shares[uid]
-        share.last = last
+        share.end(last)
         self.reduce(uid, min(share.live, gone))
 
     def remove(self, uid: int) -> None:
@@ -156,6 +164,16 @@ class Pin:
         self.count = 0
         self.until = 0.0
 
+    def add(self, until: float) -> None:
+        """Count one more reader, who may take until then."""
+        self.count += 1
+        self.until = until
+
+    def drop(self) -> bool:
+        """Count one reader less; return whether that was the last."""
+        self.count -= 1
+        return not self.count
+
 
 class Location:
     """Every home on this node: `files` by number, and who reads what. A pin lasts `pin_s` at most."""
@@ -183,8 +201,7 @@ class Location:
             pin = self._pins[home] = Pin()
             if home[0] == "generation":
                 self._store.pin(home[1])
-        pin.count += 1
-        pin.until = time.monotonic() + self._pin_s
+        pin.add(time.monotonic() + self._pin_s)
 
     def unpin(self, home: Home) -> None:
         """End the promise; what waited for it happens now."""
@@ -194,9 +211,7 @@ class Location:
             if late == 1:
                 del self._late[home]
             return
-        pin = self._pins[home]
-        pin.count -= 1
-        if not pin.count:
+        if self._pins[home].drop():
             self._let_go(home)
 
     def expire(self, now: float) -> None:

@@ -88,6 +88,15 @@ class WalItem:
         # The host's own business, which it reads back without asking.
         self.token: object = token
 
+    def belong(self, token: object) -> None:
+        """Take what the caller reads back when it is durable."""
+        self.token = token
+
+    def keep_rest(self, entries: Sequence[Entry]) -> None:
+        """Want only these last entries of it: all that comes before them is durable."""
+        self.entries = entries
+        self.truncate, self.floor, self.hard_state = 0, 0, None
+
 
 Run: TypeAlias = tuple[WalItem, Sequence[Entry], bool, int]
 """The records of one item in one batch: item, entries, whether the item's own records (hard state, ...) come along, and

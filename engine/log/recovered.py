@@ -26,6 +26,10 @@ class Recovered:
         self.end = -1
         self.restart = 0
 
+    def say(self, hard_state: tuple[int, int, int]) -> None:
+        """Take a newer hard state."""
+        self.hard_state = hard_state
+
     def cut(self, index: int) -> None:
         """Void the entries from `index` on."""
         entries = self.entries
@@ -49,7 +53,7 @@ class Collector:
 
     def hard_state(self, uid: int, term: int, vote: int, commit: int) -> None:
         """Take a hard state: the newest wins; within a term a set vote never changes."""
-        self.of(uid).hard_state = (term, vote, commit)
+        self.of(uid).say((term, vote, commit))
 
     def entry(self, uid: int, entry: Entry) -> None:
         """Append, voiding what it overwrites."""

@@ -83,6 +83,49 @@ class ReplayResult:
         self.spoiled: set[int] = set()
         self.first_batch = 0
 
+    def begin_file(self, epoch: int) -> None:
+        """Note the newest file; nothing of it is continued yet."""
+        self.next_epoch = epoch + 1
+        self.previous = (epoch, 0)
+
+    def begin_batches(self, number: int) -> None:
+        """Note the number of a batch that is replayed; the first one counts."""
+        self.first_batch = self.first_batch or number
+
+    def go_on(self, number: int) -> None:
+        """Let the next batch have this number."""
+        self.next_batch = number
+
+    def follow(self, epoch: int, end: int, number: int) -> None:
+        """Let another file follow the newest one, which is flushed and ends there."""
+        self.previous = (epoch, end)
+        self.next_batch = number
+
+    def continue_in(self, current: Current) -> None:
+        """Let this file take the next batches."""
+        self.current = current
+
+    def conclude(
+        self,
+        last_index: dict[int, int],
+        last_batch: dict[int, int],
+        hurt: set[int],
+        newest: int,
+        cuts: Mapping[int, Cut],
+    ) -> None:
+        """Take over where each group ended, and clear those that lost nothing: `newest` is the last batch that may have
+        held anybody's records, if there is damage without a name."""
+        self.last_index, self.last_batch = last_index, last_batch
+        self.cleared = set(last_batch) - hurt
+        self.spoiled |= {damage.file for damage in self.damage}
+        marks = [damage.mark for damage in self.damage if damage.uid == 0]
+        if marks:
+            self.unknown_through = newest
+            seen = {uid for uid, cut in cuts.items() if all(cut.covers(newest, mark) for mark in marks)}
+            self.cleared = ({uid for uid, batch in last_batch.items() if batch > newest} | seen) - hurt
+            # Suspects of this run stay suspects of the next one: their next row will point into the hole.
+            self.last_batch = {uid: max(batch, newest) for uid, batch in last_batch.items()}
+
     def look_for_last_file(self, flushed: int, cuts: Mapping[int, Cut]) -> None:
         """Add the damage of a directory that has lived and has no file behind those up to `flushed`, which are in
         segments: the newest file is made before the one before it gets its segment."""

@@ -296,8 +296,7 @@ class Wal:
                     self._put(plan)
                     plan, taken = _Plan(), []
                     # Should the rest find the disk full, it alone is written again: these may leave memory from now on.
-                    item.entries = entries[number + 1 :]
-                    item.truncate, item.floor, item.hard_state = 0, 0, None
+                    item.keep_rest(entries[number + 1 :])
         return plan
 
     def _put(self, plan: _Plan) -> None:
@@ -323,8 +322,7 @@ class Wal:
             raise SyncFailed(error) from error
         epoch = self._head.epoch
         for entry, offset in encoded.placed:
-            entry.file = epoch
-            entry.offset = offset
+            entry.place(epoch, offset)
         self._entries += [(item.uid, entry) for item, entries, _, _ in runs for entry in entries]
         self._last.update(plan.last)
         self._seen.update(dict.fromkeys([run[0].uid for run in runs], self._number))

@@ -75,6 +75,21 @@ class _File:
         # Recycled by its owner, kept for its last reader.
         self.doomed = False
 
+    def pin(self) -> None:
+        """Count a reader more."""
+        self.pins += 1
+
+    def unpin(self) -> bool:
+        """Count a reader less. Return whether the file may go now: it was to, and this was the last pin."""
+        self.pins -= 1
+        assert self.pins >= 0, f"{self.path} is unpinned more often than pinned"
+        return self.doomed and not self.pins
+
+    def doom(self) -> bool:
+        """Return whether nobody holds the file; who does is its last reader from now on."""
+        self.doomed = self.pins > 0
+        return not self.doomed
+
 
 class WalFiles:
     """The directory's files. Every method may be called from any thread; `start` and `open` only from the writer's."""
@@ -243,8 +258,7 @@ class WalFiles:
             file = self._files.get(epoch)
             if file is None:
                 return True
-            if file.pins:
-                file.doomed = True
+            if not file.doom():
                 return False
             del self._files[epoch]
         self._retire(epoch, file)
@@ -273,15 +287,13 @@ class WalFiles:
             file = self._files.get(epoch)
             if file is None or file.doomed:
                 raise Gone(f"WAL file {epoch} was recycled")
-            file.pins += 1
+            file.pin()
 
     def unpin(self, epoch: int) -> None:
         """End one promise; the last one lets a recycled file go."""
         with self._lock:
             file = self._files[epoch]
-            file.pins -= 1
-            assert file.pins >= 0, f"WAL file {epoch} is unpinned more often than pinned"
-            if file.pins or not file.doomed:
+            if not file.unpin():
                 return
             del self._files[epoch]
         self._retire(epoch, file)

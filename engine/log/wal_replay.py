@@ -165,8 +165,7 @@ class _Replay:
             if following is not None and following.previous != epoch:
                 following = None
             last = position == len(files) - 1
-            result.next_epoch = epoch + 1
-            result.previous = (epoch, 0)
+            result.begin_file(epoch)
             if epoch <= flushed_through:
                 if last and head is not None:
                     self._flushed(epoch, head)
@@ -180,7 +179,8 @@ class _Replay:
                     # As many numbers as it can have used are skipped.
                     lost = self._blocks(epoch)
                     self._hole(max(expected, 1), expected + lost)
-                    result.next_batch = expected = expected + lost + 1
+                    expected += lost + 1
+                    result.go_on(expected)
                 continue
             if copies == 1:
                 result.healed.append(Damage(0, epoch, 0, "one copy of the file's head is damaged"))
@@ -196,12 +196,11 @@ class _Replay:
 
     def _flushed(self, epoch: int, head: FileHead) -> None:
         """Walk the newest file, which is flushed, too, only to learn where it ends and the number of the next batch."""
-        result = self.result
-        result.next_batch = head.first_batch
+        number = head.first_batch
         with FileScan(self.disk, self.directory, head) as scan:
             for found in scan.walk(0):
-                result.next_batch = (found.number if isinstance(found, BatchFrame) else found.through) + 1
-            result.previous = (epoch, scan.tail)
+                number = (found.number if isinstance(found, BatchFrame) else found.through) + 1
+        self.result.follow(epoch, scan.tail, number)
 
     def _blocks(self, epoch: int) -> int:
         """Return the most batches a file can hold."""
@@ -216,7 +215,7 @@ class _Replay:
         result = self.result
         number = head.first_batch
         self.number = number
-        result.first_batch = result.first_batch or number
+        result.begin_batches(number)
         self.entries = []
         idle, torn = True, False
         end, next_batch = (following.previous_end, following.first_batch) if following else (0, 0)
@@ -227,7 +226,8 @@ class _Replay:
                     self._salvage(found)
                     number = found.through + 1
                 elif final and not scan.whole(found):
-                    scan.tail, torn = found.start, True
+                    scan.cut(found.start)
+                    torn = True
                 else:
                     self._batch(found)
                     number = found.number + 1
@@ -236,32 +236,19 @@ class _Replay:
                 for offset in sorted(scan.unreadable):
                     if offset <= scan.tail:
                         self._unknown(head.epoch, offset, "the disk can't read this block")
-                result.current = Current(head, scan.tail, self.entries, idle, torn or scan.leftover)
+                result.continue_in(Current(head, scan.tail, self.entries, idle, torn or scan.leftover))
             else:
                 result.sealed.append(Sealed(head.epoch, head.epoch, scan.tail, self.entries))
-        result.next_batch = number
+        result.go_on(number)
         return number
 
     def _conclude(self) -> None:
         result = self.result
         for uid in self.hurt:
             self.chain.pop(uid, None)
-        result.last_index = self.chain
-        result.spoiled |= {damage.file for damage in result.damage}
-        if any(damage.uid == 0 for damage in result.damage):
-            # Damage without a hole has no number: then nobody is cleared.
-            newest = max((through for _, through, _ in self.holes), default=result.next_batch - 1)
-            result.unknown_through = newest
-            marks = [damage.mark for damage in result.damage if damage.uid == 0]
-            result.cleared = {uid for uid, batch in self.batch.items() if batch > newest} | {
-                uid for uid, cut in self.cuts.items() if all(cut.covers(newest, mark) for mark in marks)
-            }
-            result.cleared -= self.hurt
-            # Suspects of this run stay suspects of the next one: their next row will point into the hole.
-            self.batch = {uid: max(batch, newest) for uid, batch in self.batch.items()}
-        else:
-            result.cleared = set(self.batch) - self.hurt
-        result.last_batch = self.batch
+        # Damage without a hole has no number: then nobody is cleared.
+        newest = max((through for _, through, _ in self.holes), default=result.next_batch - 1)
+        result.conclude(self.chain, self.batch, self.hurt, newest, self.cuts)
 
     # Damage
 

@@ -134,6 +134,10 @@ class FileScan:
         self._base = offset
         return self._window[:length]
 
+    def cut(self, tail: int) -> None:
+        """Let the file end before what was found last."""
+        self.tail = tail
+
     def header(self, position: int) -> BatchFrame | None:
         """Return the batch that starts at `position`, by its header. The window stays: a peek ahead does not read
         payloads."""

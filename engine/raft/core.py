@@ -243,6 +243,14 @@ class Raft:
         self.untold = 0
         return self.role == LEADER and replication.tell(self)
 
+    def note_untold(self) -> None:
+        """Note that somebody will call `tell`."""
+        self.untold = replication.NOTED
+
+    def resume(self) -> None:
+        """Look for what can be sent, as a node's window has room again."""
+        self.dirty = True
+
     def transfer(self, to: int) -> None:
         """Hand leadership to `to`; meanwhile proposals are `Busy`. Raises `NotLeader`, `Refused`. To itself: nothing,
         or cancel."""

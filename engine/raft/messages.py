@@ -108,6 +108,18 @@ class Message:
         self.first = first
         self.last = last
 
+    def fill(self, entries: Sequence[Entry] | None) -> None:
+        """Carry these entries; None: what it carries is read when it is sent."""
+        self.entries = entries
+
+    def tell(self, commit: int) -> None:
+        """Say a newer commit index."""
+        self.commit = commit
+
+    def follow(self, index: int, term: int) -> None:
+        """Leave out the entries up to this one, which go before."""
+        self.index, self.log_term, self.first = index, term, index + 1
+
     def __repr__(self) -> str:
         return f"<{describe(self)}>"
 

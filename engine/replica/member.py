@@ -241,6 +241,26 @@ class Member(Replicated):
         if stamp > self.log_time:
             self.log_time = stamp
 
+    def mark(self) -> None:
+        """Note that there is something to do."""
+        self.dirty = True
+
+    def unmark(self) -> None:
+        """Note that a turn does it."""
+        self.dirty = False
+
+    def persisting(self, floor: int = 0) -> int:
+        """Count an item on its way to the disk; return the payload floor that it raises, 0 if none."""
+        self.unpersisted += 1
+        if floor <= self.floor:
+            return 0
+        self.floor = floor
+        return floor
+
+    def persisted(self) -> None:
+        """Count an item that is durable."""
+        self.unpersisted -= 1
+
     def heard(self, now_ns: int) -> None:
         """Note when log time had come as far as it is known here."""
         self.heard_ns = now_ns

@@ -163,6 +163,10 @@ class Link:
             self._lot.unpark()
         return True
 
+    def drop(self) -> None:
+        """Count a frame that was not worth encoding."""
+        self.dropped += 1
+
     def send_blob(
         self, kind: int, request: int, header: Mapping[str, Any] | bytes, body: Buffer | Sequence[Buffer] = ()
     ) -> bool:

@@ -36,6 +36,12 @@ class _Peer:
         self.refused = False
         self.answered = -1.0
 
+    def excuse(self, pause: float) -> None:
+        """Leave a pause of this node's own out of the silence of the other."""
+        self.counted += pause
+        if self.suspected is not None:
+            self.suspected += pause
+
 
 class Liveness:
     """The node ids held alive, in the shared set `live` (changed in place; it always holds this node).
@@ -171,9 +177,7 @@ class Liveness:
                 # This node stood still (a stop, a long collection): renewals that came meanwhile are not read yet, and
                 # its own pause must not look like everyone else's death.
                 for peer in self._peers.values():
-                    peer.counted += pause
-                    if peer.suspected is not None:
-                        peer.suspected += pause
+                    peer.excuse(pause)
         self._ticked = now
         changed = False
         for node, peer in self._peers.items():

@@ -73,6 +73,25 @@ class _Peer:
         self.proved = self.plain = False
         self.scope = trio.CancelScope()
 
+    def refused(self, reason: str, plain: bool) -> None:
+        """Note why it could not be dialled, and whether to do it without proof next."""
+        self.error, self.plain = reason, plain
+
+    def answered(self) -> None:
+        """Note that it was dialled."""
+        self.error = ""
+
+    def met(self, proved: bool) -> None:
+        """Note whether it proved itself."""
+        self.proved = proved
+
+    def set_up(self, up: bool) -> bool:
+        """Note whether the link stands; return False when that is nothing new."""
+        if up == self.up:
+            return False
+        self.up = up
+        return True
+
 
 class Peers:
     """All peers of this node.
@@ -206,7 +225,7 @@ class Peers:
             link = peer.links[key & 1]
             if not link.connected or link.lossy:
                 # Not worth encoding.
-                link.dropped += 1
+                link.drop()
                 continue
             if not _alike(box, encoded):
                 frames = list(encode_messages(box, config.frame_bytes if key & 1 else config.control_frame_bytes))
@@ -287,15 +306,15 @@ class Peers:
             try:
                 stream, write = await dial(peer.address, hello, config, self._meet, self._guard, key)
             except (OSError, trio.TooSlowError, LogyardError) as error:
-                peer.error = f"{LANES[link.lane]}: {str(error) or 'handshake timed out'}"
                 # One of the first release refuses a challenge, any later one a hello without a proof.
-                peer.plain = isinstance(error, WrongIdentity) and bool(key)
+                plain = isinstance(error, WrongIdentity) and bool(key)
+                peer.refused(f"{LANES[link.lane]}: {str(error) or 'handshake timed out'}", plain)
                 if isinstance(error, Outdated) and error.node == self.node_id:
                     self._handler.on_outdated(peer.node, error.reason)
                 if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
                     self._notify(self.liveness.on_refused(peer.node, trio.current_time()))
             else:
-                peer.error = ""
+                peer.answered()
                 self.liveness.on_connected(peer.node)
                 begun = trio.current_time()
                 await link.run(stream, write, lambda: self._refresh(peer))
@@ -352,7 +371,7 @@ class Peers:
         if peer.proved and not theirs.proved:
             raise WrongIdentity(f"node {node} has proved itself before: who does not is somebody else")
         self.known.meet(node, theirs.origin, proved=theirs.proved)
-        peer.proved = theirs.proved
+        peer.met(theirs.proved)
         seen = self.liveness.epoch_of(node)
         if theirs.epoch < seen:
             if not theirs.proved:
@@ -424,9 +443,8 @@ class Peers:
         self._set_up(peer, up and self._peers.get(peer.node) is peer)
 
     def _set_up(self, peer: _Peer, up: bool) -> None:
-        if up == peer.up:
+        if not peer.set_up(up):
             return
-        peer.up = up
         if up:
             self._send_renewal(peer)
             self._handler.on_link_up(peer.node)

@@ -48,7 +48,8 @@ class Rig:
                 is_dead=lambda one: one.index in self.released,
                 liveness=SimpleNamespace(live_units=lambda index, units: {number for number, _, _ in units}),
                 raft=SimpleNamespace(
-                    role=LEADER, stopped=False, term=2, log=log, progress={}, commit=100, dirty=False
+                    role=LEADER, stopped=False, term=2, log=log, progress={}, commit=100,
+                    resume=lambda: self.events.append("looks again"),
                 ),
             ),
         )  # fmt: skip
@@ -177,4 +178,4 @@ def test_room_wakes_those_that_waited_longest_until_it_is_full_again() -> None:
     assert not rig.events and UID in window.waiting
     window.bytes = 0
     rig.outbound.resume_all()
-    assert rig.events == ["marked"] and not window.waiting and rig.member.raft.dirty
+    assert rig.events == ["looks again", "marked"] and not window.waiting

@@ -19,6 +19,7 @@ from logyard.engine.raft.messages import APPEND, APPEND_REPLY, VOTE_REPLY, Messa
 from logyard.engine.raft.ready import Ready
 from logyard.engine.raft.replication import NOTED, UNTOLD
 from logyard.engine.replica.log_clock import Clocks
+from logyard.engine.replica.member import Member as RealMember
 from logyard.engine.replica.proposals import Shape
 from logyard.protocol.errors import NotLeader
 from logyard.protocol.pending import PendingReply
@@ -56,14 +57,20 @@ class Core:
         self.durable.append(tuple(known))
         messages.append(message(to=9))
 
+    def note_untold(self) -> None:
+        self.untold = NOTED
+
     def tell(self) -> bool:
         return self.untold == NOTED
 
 
 class Member(SimpleNamespace):
-    """One of its kind, whatever it has."""
+    """One of its kind, whatever it has; it counts as a real one does."""
 
     __hash__, __eq__ = object.__hash__, object.__eq__  # type: ignore[assignment]
+    real: Any = RealMember
+    mark, unmark, heard = real.mark, real.unmark, real.heard
+    persisting, persisted = real.persisting, real.persisted
 
 
 class Bench:
