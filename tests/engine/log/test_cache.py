@@ -105,6 +105,22 @@ def test_what_a_turn_may_send_stays_in_memory_until_it_ends() -> None:
     assert cache.bytes < 3000
 
 
+def test_a_turn_that_brings_much_lets_as_much_go() -> None:
+    cache = PayloadCache(0)
+    before = [entry(index, written=False) for index in range(1, 31)]
+    for one in before:
+        cache.keep(one)
+        assert one.bodies is not None
+    for one in before:
+        one.file = 1
+    cache.hold()
+    for index in range(31, 61):
+        cache.keep(entry(index, written=False))
+    assert len(kept(before)) == 30
+    cache.release()
+    assert not kept(before), "however many came in while nothing could go"
+
+
 def test_a_turn_that_ends_twice_lets_no_more_go_than_is_too_much() -> None:
     cache = PayloadCache(2000)
     entries = [entry(1), entry(2)]

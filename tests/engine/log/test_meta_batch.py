@@ -254,8 +254,10 @@ async def test_a_snapshot_is_stored_with_what_belongs_to_it_and_never_after_a_ne
     member = bench.member()
     bench.beside = [(b"chunk", b"x")]
     captured = rows.Captured(member, *snapshot(7))
+    bench.changed = [stored(8)]
     assert await bench.books.commit_snapshots([captured]) == [captured]
-    assert set(bench.meta.commits[0]) == {meta_rows.snapshot_key(UID), meta_rows.state_key(UID), b"chunk"}
+    keys = {meta_rows.snapshot_key(UID), meta_rows.state_key(UID), b"chunk", meta_rows.STORE + stored(8)[0]}
+    assert set(bench.meta.commits[0]) == keys, "with what is dead below it: a restart does not mark that again"
     assert (member.snapshot_stored, member.chunks) == (7, (b"chunk",))
     assert bench.books.has_snapshot(UID) and bench.books.snapshot(UID).data == b"manifest 7"
     for index in (7, 6):

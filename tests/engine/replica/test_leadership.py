@@ -145,7 +145,7 @@ async def test_a_read_is_confirmed_and_then_applied(autojump_clock: Clock) -> No
     rig = Rig()
     index = await rig.do(
         lambda: rig.leadership.read_index(rig.member), lambda: rig.confirm(1, 7), lambda: rig.apply(6),
-        lambda: rig.apply(9),
+        lambda: rig.apply(7),
     )  # fmt: skip
     assert index == 7 and rig.core.reads == [1] and rig.marked == 1
     rig.check_nothing()
