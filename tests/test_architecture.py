@@ -157,6 +157,7 @@ DOORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "service/local_cluster.py",  # asks the kernel for free ports, serves nothing
             "bench/loops.py",  # starts the loop, opens nothing itself
             "bench/calibrate.py",  # measures the machine's loopback
+            "bench/peers/load.py",  # speaks to rivals
         ),
     ),
     "LMDB environments": (("lmdb.open()", "lmdb.Environment()"), ("payloads/generation.py", "engine/log/meta.py")),

@@ -13,17 +13,32 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, create_logs, log_names, statuses
-from ..kv_load import KvSpec
 from ..load import LoadSpec
 from ..processes import Meter
 from ..report import append_figures, shares
 from ..settings import AppendSettings
 
 SAMPLE_ONE_IN = 100
+
+
+class Spec(Protocol):
+    """What a load process is told, as a named tuple: these two and whatever its module knows."""
+
+    @property
+    def warmup_s(self) -> float:
+        """Seconds before those that are measured."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Measured seconds."""
+        ...
+
+    def _asdict(self) -> dict[str, Any]: ...
 
 
 class LoadFailed(Exception):
@@ -91,7 +106,7 @@ def specifications(settings: AppendSettings, cluster: Cluster) -> list[LoadSpec]
 
 
 def run_processes(
-    specs: Sequence[LoadSpec] | Sequence[KvSpec], say: Callable[[str], None], module: str = "logyard.bench.load"
+    specs: Sequence[Spec], say: Callable[[str], None], module: str = "logyard.bench.load"
 ) -> list[dict[str, Any]]:
     """Start the load processes, each a run of `module`, let them go at once, collect their results."""
     processes: list[subprocess.Popen[str]] = []

@@ -90,12 +90,13 @@ def bench_run(
       logyard bench run standard --against etcd,ra --report ./figures --json
     """
     from logyard.bench.calibrate import VOLATILE, filesystem_of
+    from logyard.bench.peers.catalogue import contenders
     from logyard.bench.suite.run import run_suite
     from logyard.bench.suite.samples import Samples, plan
     from logyard.bench.suite.table import case_of
 
     chosen = narrowed(PROFILES[profile], cases)
-    systems = [our_system()]
+    systems = [our_system(), *contenders(rivals_of(chosen, against), chosen.shipped)]
     where = directory or Path(time.strftime(f"bench-{profile}-%Y%m%d-%H%M%S", time.gmtime()))
     kind = filesystem_of(where)
     if kind in VOLATILE and not volatile:

