@@ -1,5 +1,5 @@
 """The format "logyard" of Spark's Python Data Source API: a source of batches over append logs, and of streams
-(`stream`).
+(`stream`); of KV groups with ``machine=kv`` (`kv_table`).
 
 The range is fixed when a DataFrame is first used and stays: its actions all see the same records. No filter is pushed
 down (PySpark 4.2 and 4.3 give wrong results then): narrow by options. Registered by `pyspark_logyard`.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
@@ -31,8 +32,6 @@ from .sources import Wanted
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
-
-    from .stream import StreamReader
 
 
 @dataclass
@@ -54,20 +53,38 @@ class LogyardDataSource(DataSource):
         """Return the columns, after all options were checked, and that the logs which are named are there."""
         from .schema import spark_schema
 
+        if self._of_kv:
+            from . import kv_table
+
+            kv_table.parse_kv(self.options)
+            return kv_table.spark_schema()
         options = parse_loaded(self.options)
         if options.names is not None:
             with closing(open_source(options)) as source:
                 check_named(options, source.logs(options.names))
         return spark_schema(options.payloads)
 
-    def reader(self, schema: StructType) -> LogReader:
+    @property
+    def _of_kv(self) -> bool:
+        """Return whether a KV group is meant."""
+        return any(name.lower() == "machine" for name in self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of what the options name."""
+        if self._of_kv:
+            from .kv_table import KvReader, parse_kv
+
+            return KvReader(parse_kv(self.options, "startingRevision"))
         options = parse_options(self.options)
         check_schema(schema, options)
         return LogReader(options)
 
-    def streamReader(self, schema: StructType) -> StreamReader:
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return a reader of the stream. What is wrong with the options it says when it is first asked."""
+        if self._of_kv:
+            from .kv_table import KvStreamReader, parse_kv
+
+            return KvStreamReader(lambda: parse_kv(self.options, "revision"))
         from .stream import StreamReader
 
         def parsed() -> Options:
@@ -79,12 +96,20 @@ class LogyardDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a batch's sink."""
+        if self._of_kv:
+            from .kv_table import KvSink, parse_kv_sink
+
+            return KvSink(parse_kv_sink(self.options, schema, overwrite))
         from .sink.writers import BatchSink, parsed
 
         return BatchSink(parsed(self.options, schema, overwrite, False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return a stream's sink."""
+        if self._of_kv:
+            from .kv_table import KvStreamSink, parse_kv_sink
+
+            return KvStreamSink(parse_kv_sink(self.options, schema, overwrite))
         from .sink.writers import StreamSink, parsed
 
         return StreamSink(parsed(self.options, schema, overwrite, True))

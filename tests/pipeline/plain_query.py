@@ -34,7 +34,9 @@ class PlainQuery:
         self.commits.mkdir(exist_ok=True)
         self.sink = sink
         source = LogyardDataSource(options)
-        self.reader: StreamReader = source.streamReader(source.schema())
+        reader = source.streamReader(source.schema())
+        assert isinstance(reader, StreamReader)
+        self.reader = reader
         self.pinned = False
         self.kill_after: str = ""
 

@@ -1,0 +1,205 @@
+"""KV groups as tables: one revision, changes as a stream, puts and deletes; in Spark where it has to travel."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+import pytest
+
+from logyard.client.sync import Yard, connect_sync
+from logyard.pipeline.datasource import LogyardDataSource
+from logyard.pipeline.errors import DataLoss, OptionError
+from logyard.pipeline.kv_table import KvReader, KvSink, KvStreamReader, kv_table, operation, parse_kv
+from logyard.pipeline.stream_offsets import BadOffset
+from logyard.protocol.kv import Delete, Put
+from logyard.service.local_cluster import LocalCluster
+
+from ..source_tree import ROOT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("yard"), 1) as found:
+        found.start()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def yard(cluster: LocalCluster) -> Iterator[Yard]:
+    with connect_sync(cluster.addresses) as found:
+        yield found
+
+
+@pytest.fixture
+def given(cluster: LocalCluster, yard: Yard) -> dict[str, str]:
+    """The options for a new group."""
+    name = f"kv-{next(NUMBERS)}"
+    yard.create(name, machine="kv")
+    return {"servers": ",".join(cluster.addresses), "machine": "kv", "group": name}
+
+
+def rows(reader: Any, *tasks: Any) -> list[dict[str, Any]]:
+    """As in a task's process."""
+    there = pickle.loads(pickle.dumps(reader))
+    return [row for task in tasks for batch in there.read(task) for row in batch.to_pylist()]
+
+
+def keys(given: dict[str, str], **more: str) -> dict[bytes, bytes]:
+    reader = KvReader(parse_kv({**given, **more}))
+    return {row["key"]: row["value"] for row in rows(reader, *reader.partitions())}
+
+
+class Stream:
+    def __init__(self, given: dict[str, str], **more: str) -> None:
+        source = LogyardDataSource({**given, **more})
+        reader = source.streamReader(source.schema())
+        assert isinstance(reader, KvStreamReader)
+        self.reader = reader
+
+    def end(self, start: Any) -> Any:
+        return self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
+
+    def between(self, start: Any, end: Any) -> list[tuple[int, bytes, bytes | None]]:
+        found = rows(self.reader, *self.reader.partitions(start, end))
+        assert all(row["deleted"] == (row["value"] is None) for row in found)
+        return [(row["revision"], row["key"], row["value"]) for row in found]
+
+
+def test_a_batch_is_one_revision(given: dict[str, str], yard: Yard) -> None:
+    kv = yard.kv(given["group"])
+    wanted = {b"a/%03d" % n: b"v%d" % n for n in range(250)} | {b"a/large": b"x" * 100_000, b"a/empty": b""}
+    for key, value in wanted.items():
+        kv.put(key, value)
+    kv.put(b"b", b"other")
+    reader = KvReader(parse_kv({**given, "prefix": "a/"}))
+    tasks = reader.partitions()
+    revision = kv.status()["revision"]
+    kv.put(b"a/000", b"later")
+    kv.delete(b"a/001")
+    found = rows(reader, *tasks)
+    assert {row["key"]: row["value"] for row in found} == wanted
+    assert [row["key"] for row in found] == sorted(wanted) and {row["deleted"] for row in found} == {False}
+    now = {**wanted, b"a/000": b"later", b"b": b"other"}
+    del now[b"a/001"]
+    assert keys(given) == now
+    assert keys(given, revision=str(revision), prefix="a/") == wanted
+    kv.compact(revision + 1)
+    with pytest.raises(DataLoss, match="read it anew"):
+        rows(reader, *tasks)
+
+
+def test_a_stream_is_the_changes_and_a_repeated_batch_is_the_same(given: dict[str, str], yard: Yard) -> None:
+    kv = yard.kv(given["group"])
+    first = kv.put(b"a", b"1").revision
+    stream = Stream(given, startingRevision="earliest")
+    start = stream.reader.initialOffset()
+    kv.put(b"b", b"2")
+    end = stream.end(start)
+    assert stream.between(start, end) == [(first, b"a", b"1"), (first + 1, b"b", b"2")]
+    kv.delete(b"a")
+    kv.put(b"b", b"3")
+    following = stream.end(end)
+    assert stream.between(end, following) == [(first + 2, b"a", None), (first + 3, b"b", b"3")]
+    assert stream.end(following) == following and stream.between(following, following) == []
+    later = Stream(given, startingRevision="latest")
+    assert later.between(later.reader.initialOffset(), end) == stream.between(start, end), "what it says is not counted"
+    assert later.end(later.reader.initialOffset()) == later.reader.initialOffset()
+    assert later.between(later.reader.initialOffset(), later.reader.initialOffset()) == []
+    named = Stream(given, startingRevision=str(first + 2), prefix="b")
+    found = named.end(named.reader.initialOffset())
+    assert named.between(named.reader.initialOffset(), found) == [(first + 3, b"b", b"3")]
+    kv.put(b"c", b"other")
+    more = named.end(found)
+    assert named.between(found, more) == [], "a revision that changed none of its keys"
+    kv.compact(first + 2)
+    with pytest.raises(DataLoss, match="is compacted"):
+        stream.between(start, end)
+
+
+def test_an_offset_of_another_source_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(BadOffset, match="is no offset of a KV group"):
+        Stream(given).end({"v": 1, "turn": "", "logs": {}})
+
+
+def test_of_a_key_the_last_row_counts(given: dict[str, str], yard: Yard) -> None:
+    kv = yard.kv(given["group"])
+    kv.put(b"gone", b"x")
+    sent = [{"key": b"k%d" % (n % 700), "value": b"%d" % n, "deleted": False} for n in range(2500)]
+    sent += [{"key": b"gone", "value": None, "deleted": True}, {"key": b"k1", "value": b"", "deleted": None}]
+    sent += [{"key": b"large", "value": bytes(9 << 20), "deleted": False}]
+    sink = pickle.loads(pickle.dumps(KvSink(parse_kv(given))))
+    for _ in range(2):
+        sink.write(iter([pyarrow.RecordBatch.from_pylist(sent[:1100]), pyarrow.RecordBatch.from_pylist(sent[1100:])]))
+        wanted = {one["key"]: one["value"] for one in sent if one["value"] is not None}
+        assert keys(given) == wanted
+
+
+def test_what_a_row_asks_for() -> None:
+    assert operation({"key": "a", "value": "b"}) == Put(b"a", b"b")
+    assert operation({"key": b"a", "value": b"b", "deleted": True}) == Delete(b"a")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"key": "", "value": "b"}, "key: a row has none"),
+        ({"key": "a", "value": None}, "value: key b'a'"),
+    ]
+    for row, what in wrong:
+        with pytest.raises(OptionError, match=what):
+            operation(row)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"machine": "queue"}, "machine: kv is expected"), ({"group": ""}, "group: it is needed"),
+     ({"servers": "x"}, "servers: "),
+     ({"grup": "x"}, "grup: .* is it group?"), ({"subscribe": "x"}, "subscribe: with machine=kv"),
+     ({"revision": "0"}, "revision: a revision is expected"), ({"startingRevision": "soon"}, "startingRevision: "),
+     ({"tlsCa": "x"}, "tlsCa: ")],
+)  # fmt: skip
+def test_what_is_refused(change: dict[str, str], what: str) -> None:
+    with pytest.raises(OptionError, match=what):
+        parse_kv({"servers": "127.0.0.1:7001", "machine": "kv", "group": "a", **change})
+
+
+def test_the_guide_has_the_options() -> None:
+    assert kv_table() in (ROOT / "docs" / "guides" / "spark.md").read_text("utf-8")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_out_and_in_again_in_spark(spark: SparkSession, given: dict[str, str], yard: Yard, tmp_path: Path) -> None:
+    kv = yard.kv(given["group"])
+    copy = f"{given['group']}-copy"
+    yard.create(copy, machine="kv")
+    source = spark.readStream.format("logyard").options(**given, startingRevision="earliest").load()
+
+    def run() -> None:
+        changes = source.select("key", "value", "deleted").writeStream.format("logyard")
+        changes = changes.options(**{**given, "group": copy}).option("checkpointLocation", str(tmp_path))
+        changes.trigger(availableNow=True).start().awaitTermination()
+
+    for key in (b"a", b"b", b"c"):
+        kv.put(key, b"1")
+    run()
+    kv.put(b"a", b"2")
+    kv.delete(b"b")
+    run()
+    assert keys({**given, "group": copy}) == {b"a": b"2", b"c": b"1"}
+    table = spark.read.format("logyard").options(**given).load()
+    assert table.where("key = 'a' and version = 2").count() == 1 and table.count() == 2
+    out = spark.createDataFrame([("d", "4")], "key string, value string").write.format("logyard").mode("append")
+    out.options(**given).save()
+    assert keys(given) == {b"a": b"2", b"c": b"1", b"d": b"4"}
+    with pytest.raises(Exception, match="other: string: a KV sink takes key and value"):
+        frame = spark.createDataFrame([("d", "4", "x")], "key string, value string, other string")
+        frame.write.format("logyard").mode("append").options(**given).save()
+    with pytest.raises(Exception, match="prefix: this is not for a sink"):
+        out.options(**given, prefix="x").save()
