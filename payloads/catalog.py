@@ -15,7 +15,7 @@ from typing import Protocol
 
 from logyard.protocol.errors import FormatNewer, GenerationFailed, GenerationUnfinished, StoreShort
 
-from .generation import Generation
+from .generation import HALF_MADE, Generation
 from .journal import Journal
 from .writing import GenerationConfig
 
@@ -189,6 +189,10 @@ class Catalog:
 
     def clear_unfinished(self) -> None:
         """Remove generations whose creation a crash cut off; raise `FormatNewer`."""
+        for name in os.listdir(self.directory):
+            if name.startswith("gen-") and name.endswith(HALF_MADE):
+                shutil.rmtree(os.path.join(self.directory, name))
+        # An earlier version created them under their own names.
         unfinished: list[int] = []
         for number in self.numbers():
             try:

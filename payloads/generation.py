@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +38,8 @@ from .writing import GenerationConfig, JobState, Statistics, Step, WriteReport, 
 
 LOCK_BYTES = 64 * 1024
 """More than LMDB uses for 64 readers."""
+HALF_MADE = ".new"
+"""Ends the name of a generation that is being created."""
 _HEADER = struct.Struct("<IIQQQ")
 """format, reserved, generation, map bytes, highest run given out before this generation."""
 _CHUNK_BYTES = 1 << 20
@@ -73,24 +76,32 @@ class Generation:
         return os.path.exists(os.path.join(self.path, "sealed"))
 
     def create(self, base_run: int, sync_directory: Callable[[str], object]) -> None:
-        """Create an empty environment, durable with its name. A half-made one of a crash is replaced."""
-        os.makedirs(self.path, mode=0o700, exist_ok=True)
-        for name in ("data.mdb", "lock.mdb"):
-            if os.path.exists(os.path.join(self.path, name)):
-                os.unlink(os.path.join(self.path, name))
-        self._open(writable=True, lock=True)
-        key = layout.own_key(layout.HEADER)
-        body = _HEADER.pack(self.form, 0, self.number, self.config.map_bytes, base_run)
+        """Create an empty environment, durable with its name: it has it only when it is whole, so that what a crash
+        left of one is not taken for a damaged one. A half-made one is replaced."""
+        path, self.path = self.path, self.path + HALF_MADE
         try:
-            with self._writing() as txn:
-                txn.put(key, layout.wrap(key, body))
-                Statistics(0, 0, 0, base_run, 0).put(txn)
-        except lmdb.Error as error:
-            # Whoever tries again opens it anew, and a path is open once in a process.
-            self.close()
-            raise self._failure(error) from error
-        sync_directory(self.path)
-        sync_directory(os.path.dirname(self.path))
+            for half_made in (self.path, path):
+                if os.path.isdir(half_made):
+                    shutil.rmtree(half_made)
+            os.makedirs(self.path, mode=0o700)
+            self._open(writable=True, lock=True)
+            key = layout.own_key(layout.HEADER)
+            body = _HEADER.pack(self.form, 0, self.number, self.config.map_bytes, base_run)
+            try:
+                with self._writing() as txn:
+                    txn.put(key, layout.wrap(key, body))
+                    Statistics(0, 0, 0, base_run, 0).put(txn)
+                sync_directory(self.path)
+                os.rename(self.path, path)
+            except BaseException as error:
+                # Whoever tries again opens it anew, and a path is open once in a process.
+                self.close()
+                if isinstance(error, lmdb.Error):
+                    raise self._failure(error) from error
+                raise
+        finally:
+            self.path = path
+        sync_directory(os.path.dirname(path))
 
     def open_writer(self) -> None:
         """Open for writing and reading; readers left over from killed processes are cleared."""

@@ -14,7 +14,7 @@ from logyard.engine.disk.door import Disk
 from logyard.engine.recovery.inspect import Facts
 from logyard.payloads import checkpoints
 from logyard.payloads.catalog import Catalog
-from logyard.payloads.generation import Generation
+from logyard.payloads.generation import HALF_MADE, Generation
 from logyard.payloads.homes import Home
 from logyard.payloads.ledger import Columns, Ledger, Marks
 from logyard.payloads.measuring import Measured
@@ -128,6 +128,8 @@ class Generations:
         for name in sorted(os.listdir(self._directory / PAYLOADS)):
             if name.startswith("gen-") and name.endswith(".dead"):
                 report.orphan(f"{PAYLOADS}/{name}", "it was dropped, and its space not yet given back")
+            elif name.startswith("gen-") and name.endswith(HALF_MADE):
+                report.orphan(f"{PAYLOADS}/{name}", "its creation did not finish")
             elif name.startswith("gen-") and not name[4:].isdigit():
                 report.warning("set_aside", "an earlier start set it aside", path=f"{PAYLOADS}/{name}")
 

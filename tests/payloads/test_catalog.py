@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from logyard.payloads.catalog import Catalog
 from logyard.payloads.generation import Generation
 
@@ -27,4 +29,26 @@ def test_the_names_of_what_was_taken_out_of_use_are_durable(tmp_path: Path) -> N
     door.synced.clear()
     assert catalog.sweep() == 0 and not door.synced, "what was set aside stays, and nothing changed"
     assert len(os.listdir(directory)) == 1
+    catalog.close()
+
+
+def test_a_creation_that_a_crash_cut_off_leaves_no_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def power_cut(*names: str) -> None:
+        raise OSError("cut")
+
+    catalog = Catalog(str(tmp_path), SMALL, Door())
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="cut"):
+        patch.setattr(os, "rename", power_cut)
+        catalog.create(1, 0)
+    (left,) = tmp_path.iterdir()
+    (left / "data.mdb").write_bytes(bytes(8192))
+    assert catalog.numbers() == catalog.set_aside_numbers() == []
+    catalog.clear_unfinished()
+    assert not list(tmp_path.iterdir())
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="cut"):
+        patch.setattr(os, "rename", power_cut)
+        catalog.create(1, 0)
+    made = catalog.writer_from(1, 0)
+    assert (made.number, catalog.numbers()) == (1, [1]) and os.listdir(tmp_path) == ["gen-0000000001"]
     catalog.close()

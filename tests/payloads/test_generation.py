@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logyard.payloads import layout
-from logyard.payloads.generation import Generation
+from logyard.payloads.generation import HALF_MADE, Generation
 from logyard.payloads.journal import Journal
 from logyard.payloads.layout import SourceRow
 from logyard.payloads.writing import Statistics, Writing
@@ -442,7 +442,7 @@ def test_creation_syncs_both_directories(tmp_path: Path) -> None:
     door = Door()
     found = Generation(str(tmp_path / "gen-1"), 1, SMALL)
     found.create(0, door.sync_directory)
-    assert door.synced == [found.path, str(tmp_path)]
+    assert door.synced == [found.path + HALF_MADE, str(tmp_path)]
     assert oct(os.stat(found.path).st_mode)[-3:] == "700"
     assert oct(os.stat(os.path.join(found.path, "data.mdb")).st_mode)[-3:] == "600"
     found.close()

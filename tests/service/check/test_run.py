@@ -740,6 +740,7 @@ def test_repair_removes_orphans_only(data: Path) -> None:
         "wal/new-7.spare.tmp": b"x",
         "wal/new-8.spare": bytes(4096),
         "payloads/gen-0000000000.dead/data.mdb": b"x",
+        "payloads/gen-0000000009.new/data.mdb": bytes(8192),
     }
     # A stop may cut a segment job short of its commit: what it wrote is one more.
     left = check_directory(data)["orphans"]
