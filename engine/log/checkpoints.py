@@ -1,7 +1,8 @@
 """Snapshots first, then the logs below them may go (invariant 3).
 
 Invariant: a log entry is forgotten only when a durable snapshot covers it, a segment has it (memory still locates its
-payloads until then), and no transfer needs it. Called by `snapshots`, `receiving`, `quiesce` and the janitor.
+payloads until then), and no transfer needs it. Called by `snapshot_store`, `snapshot_receiver`, `quiesce` and
+the janitor.
 """
 
 from __future__ import annotations

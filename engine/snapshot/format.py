@@ -4,7 +4,7 @@ live set.
 The live set is inside the checksum: a snapshot without one does not parse, and is never taken for one with nothing
 live (law 4). A large section is not in the manifest but beside it, in chunks that are named by their hash: what did
 not change since the last snapshot has the same name, and is neither stored nor sent again.
-Layout: docs/internals/files-on-disk.md. Used by `engine.host` (snapshots, receiving, recovery) and `logyard check`.
+Layout: docs/internals/files-on-disk.md. Used by `engine.transfer`, `engine.recovery` and `logyard check`.
 """
 
 from __future__ import annotations

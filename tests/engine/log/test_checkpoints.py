@@ -19,7 +19,7 @@ from logyard.engine.snapshot.format import Encoded, Snapshot
 from logyard.engine.types import Spec
 from logyard.protocol.errors import NoSpace
 
-from ..replica.doubles import Books, Living, Recorder
+from ..replica.doubles import Admission, Living, Recorder
 
 UID, TERM, LAST = 9, 4, 20
 
@@ -29,7 +29,7 @@ def member_of(uid: int = UID) -> Member:
     log = RaftLog(entries=[build_plain(at, TERM, NOOP, 0) for at in range(1, LAST + 1)])
     raft: Any = SimpleNamespace(uid=uid, stopped=False, applied=LAST, log=log)
     spec = Spec(uid, "a", "log", {}, (1,), 0)
-    return Member(spec, raft, cast(Any, Recorder()), cast(Any, Living()), Books())
+    return Member(spec, raft, cast(Any, Recorder()), cast(Any, Living()), Admission())
 
 
 def captured(member: Member, index: int, keep_log: bool = False) -> rows.Captured:

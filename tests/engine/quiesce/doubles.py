@@ -21,7 +21,7 @@ from logyard.engine.replica.log_time import LogTime
 from logyard.engine.replica.member import Member
 from logyard.engine.types import Spec
 
-from ..replica.doubles import Books, Living, Recorder
+from ..replica.doubles import Admission, Living, Recorder
 
 VOTERS = (1, 2, 3)
 OWN, UID, TERM, LAST = 2, 9, 4, 7
@@ -41,7 +41,7 @@ def member_of(live: set[int], uid: int = UID, name: str = "a", voters: tuple[int
         uid, OWN, Configuration(voters), RaftLog(LAST, TERM), term=TERM, vote=OWN, commit=LAST, live=live,
         draw=lambda _: 0, encode=cast(Any, None), limits=LIMITS,
     )  # fmt: skip
-    return Member(Spec(uid, name, "log", {}, voters, 0), raft, cast(Any, Recorder()), cast(Any, Living()), Books())
+    return Member(Spec(uid, name, "log", {}, voters, 0), raft, cast(Any, Recorder()), cast(Any, Living()), Admission())
 
 
 class SetClocks(Clocks):

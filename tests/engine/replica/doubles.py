@@ -65,7 +65,7 @@ class Core:
         self.applied = index
 
 
-class Books:
+class Admission:
     def __init__(self) -> None:
         self.queued = self.inflight = 0
         self.full = False
@@ -146,7 +146,7 @@ def member_of(machine: Any) -> tuple[Member, Core]:
     """A member that leads, and its core."""
     core = Core()
     spec = Spec(UID, "a", "recorder", {}, (1, 2, 3), 0)
-    return Member(spec, cast(Any, core), machine, cast(Any, Living()), Books()), core
+    return Member(spec, cast(Any, core), machine, cast(Any, Living()), Admission()), core
 
 
 def frame(command: bytes, session: int = 0, sequence: int = 0) -> memoryview:

@@ -15,7 +15,7 @@ from logyard.protocol.errors import Busy, NotLeader
 from logyard.protocol.frame import encode_frame
 from logyard.protocol.pending import OK, Sink
 
-from .doubles import Books, Client, Core
+from .doubles import Admission, Client, Core
 
 SESSION = 4242
 CLIENT = 77
@@ -23,7 +23,7 @@ CLIENT = 77
 
 class Rig:
     def __init__(self) -> None:
-        self.core, self.books, self.client = Core(), Books(), Client()
+        self.core, self.books, self.client = Core(), Admission(), Client()
         self.core.applied = self.core.lead_index
         self.queue = ProposalQueue(cast(Any, self.core), self.books)
         self.kept: list[Entry] = []

@@ -18,7 +18,7 @@ from logyard.protocol.errors import BadRequest, Busy, GroupStopped, NotLeader, U
 from logyard.protocol.frame import ABSENT, PIECE, PIECED, UNIFORM, encode_frame, encode_parts
 from logyard.protocol.pending import FAILED, OK
 
-from .doubles import UID, Books, Client, Core, Recorder, member_of
+from .doubles import UID, Admission, Client, Core, Recorder, member_of
 
 KIB = 1024
 
@@ -51,9 +51,9 @@ class Rig:
         self.submit = Submit(1, self.config, self.members, self.find, self.mark)
 
     @property
-    def books(self) -> Books:
+    def books(self) -> Admission:
         books = self.member.proposals.admission
-        assert isinstance(books, Books)
+        assert isinstance(books, Admission)
         return books
 
     def find(self, uid: int) -> Member | None:
