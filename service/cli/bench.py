@@ -31,7 +31,7 @@ from logyard.bench.settings import (
     SparkSettings,
 )
 
-from .bench_suite import bench_run
+from .bench_suite import bench_compare, bench_run
 from .output import Output, json_option
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -352,6 +352,7 @@ def bench_spark(
 
 
 bench.add_command(bench_run)
+bench.add_command(bench_compare)
 
 
 def commands() -> list[click.Command]:

@@ -19,10 +19,13 @@ from .output import Output, json_option
 
 if TYPE_CHECKING:
     from logyard.bench.cluster import Cluster
+    from logyard.bench.suite.figures import Row
     from logyard.bench.suite.run import Contender
+    from logyard.bench.suite.samples import Samples
     from logyard.bench.suite.table import Case, Profile
 
 REPORT = click.Path(file_okay=False, path_type=Path)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @contextlib.contextmanager
@@ -75,10 +78,17 @@ def narrowed(profile: Profile, cases: str | None) -> Profile:
 @click.option("--against", metavar="LIST", help=f"Rivals, by commas: {', '.join(RIVALS)}. Empty: none.")
 @click.option("--cases", metavar="LIST", help="Only these cases of the table, by commas.")
 @click.option("--report", "directory", type=REPORT, help="Samples and report; goes on where it stopped.")
+@click.option("--readme", type=FILE, help="Put one plot and one line into this file's marked place.")
 @click.option("--volatile", is_flag=True, help="Allow a directory in memory (tmpfs).")
 @json_option
 def bench_run(
-    profile: str, against: str | None, cases: str | None, directory: Path | None, volatile: bool, output: Output
+    profile: str,
+    against: str | None,
+    cases: str | None,
+    directory: Path | None,
+    readme: Path | None,
+    volatile: bool,
+    output: Output,
 ) -> None:
     """Measure many cases, beside rivals in alternating rounds: smoke 2 minutes, standard 20, full 6 hours.
 
@@ -95,6 +105,8 @@ def bench_run(
     from logyard.bench.suite.samples import Samples, plan
     from logyard.bench.suite.table import case_of
 
+    if readme is not None:
+        check_readme(readme)
     chosen = narrowed(PROFILES[profile], cases)
     systems = [our_system(), *contenders(rivals_of(chosen, against), chosen.shipped)]
     where = directory or Path(time.strftime(f"bench-{profile}-%Y%m%d-%H%M%S", time.gmtime()))
@@ -108,14 +120,34 @@ def bench_run(
     total = len(plan([case_of(name) for name in chosen.cases], names, chosen.rounds, OURS))
     with output.progress("samples", total) as step:
         failed = run_suite(chosen, systems, samples, output.say, step)
-    conclude(samples, [str(sample.case) for sample in failed if sample.system == OURS], output)
+    conclude(samples, profile, [str(sample.case) for sample in failed if sample.system == OURS], readme, output)
 
 
-def conclude(samples: Any, failed: Sequence[str], output: Output) -> None:
-    """Show the medians, and the outcome."""
+def check_readme(readme: Path) -> None:
+    """Raise a usage error for a file without a place for the plot, before hours are spent."""
+    from logyard.bench.suite.page import BEGIN, END, with_block
+
+    if with_block(readme.read_text(encoding="utf-8"), "", "") is None:
+        raise click.BadParameter(f'{readme} has no lines "{BEGIN}" and "{END}"', param_hint="--readme")
+
+
+def conclude(samples: Samples, profile: str, failed: Sequence[str], readme: Path | None, output: Output) -> None:
+    """Write the report, show the medians and the outcome."""
+    from logyard.bench.suite import page
     from logyard.bench.suite.figures import rows
 
-    found = rows(samples.all())
+    raw = list(samples.all())
+    found = rows(raw)
+    place = samples.directory / "report.html"
+    place.write_text(page.report(f"logyard bench run {profile}", found, raw), encoding="utf-8")
+    if readme is not None:
+        docs = readme.parent / "docs"
+        picture = (docs if docs.is_dir() else readme.parent) / "bench.svg"
+        picture.write_text(page.svg("Measured beside others", page.for_readme(found)) + "\n", encoding="utf-8")
+        where = picture.relative_to(readme.parent).as_posix()
+        text = page.with_block(readme.read_text(encoding="utf-8"), where, page.honest_line(found, raw, profile))
+        assert text is not None, "looked at before the run"
+        readme.write_text(text, encoding="utf-8")
     output.table(
         "bench run", ("case", "system", "median", "least - most", "p50 / p99 ms", "note"),
         [cells(row) for row in found],
@@ -123,15 +155,15 @@ def conclude(samples: Any, failed: Sequence[str], output: Output) -> None:
     output.result(
         {
             "ok": not failed,
-            "report": str(samples.directory),
+            "report": str(place),
             "rows": [plain_row(row) for row in found],
             "failed": list(dict.fromkeys(failed)),
         },
-        f"samples and report: {samples.directory}",
+        f"report: {place}",
     )
 
 
-def cells(row: Any) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
     """Return a row's cells for a human."""
     unit = f" {row.case.unit}" if row.rounds else ""
     times = [f"{row.beside[key]:.4g}" for key in ("p50_ms", "p99_ms") if key in row.beside]
@@ -142,6 +174,58 @@ def cells(row: Any) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def plain_row(row: Any) -> dict[str, Any]:
+def plain_row(row: Row) -> dict[str, Any]:
     """Return a row for --json."""
     return {**row._asdict(), "case": row.case.name, "figure": row.case.figure, "unit": row.case.unit}
+
+
+@click.command("compare")
+@click.argument("before", metavar="A", type=REPORT)
+@click.argument("after", metavar="B", type=REPORT)
+@click.option(
+    "--tolerance", type=click.FloatRange(0.0, 1.0), default=0.2, show_default=True,
+    help="Share of the median by which a case may be worse.",
+)  # fmt: skip
+@json_option
+def bench_compare(before: Path, after: Path, tolerance: float, output: Output) -> None:
+    """Compare two runs: B over A as a gain, from the medians of each case, with what their rounds' spread allows.
+
+    Above 1 is better, whatever a case counts. Exit 1 if one is worse than the tolerance.
+
+    \b
+    Example:
+      logyard bench compare ./figures-monday ./figures-today --tolerance 0.3
+    """
+    from logyard.bench.suite.figures import compare, rows
+    from logyard.bench.suite.samples import Samples
+    from logyard.bench.suite.table import SuiteFailed
+
+    runs = []
+    for place in (before, after):
+        samples = Samples(place)
+        samples.told()
+        runs.append(rows(samples.all()))
+    changes, missing = compare(runs[0], runs[1], tolerance)
+    if not changes:
+        raise SuiteFailed(f"{before} and {after} have no case of a system in common")
+    output.table(
+        "bench compare", ("case", "system", "A", "B", "gain", "least - most", ""),
+        [
+            (
+                one.case, one.system, f"{one.before.median:,.6g}", f"{one.after.median:,.6g} {one.after.case.unit}",
+                f"{one.ratio:.3g}", f"{one.low:.3g} - {one.high:.3g}", "worse" if one.worse else "",
+            )
+            for one in changes
+        ],
+    )  # fmt: skip
+    for said in missing:
+        output.say(f"  {said}")
+    worse = [f"{one.case} of {one.system}" for one in changes if one.worse]
+    cases = [
+        {**one._asdict(), "before": plain_row(one.before), "after": plain_row(one.after), "rounds": one.after.rounds}
+        for one in changes
+    ]
+    output.result(
+        {"ok": not worse, "tolerance": tolerance, "worse": worse, "missing": missing, "cases": cases},
+        f"worse: {', '.join(worse)}" if worse else f"nothing is worse by more than {tolerance:.0%}",
+    )

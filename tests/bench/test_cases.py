@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from logyard.bench.cases.churn import differences
 from logyard.bench.cases.failover import Load
 from logyard.bench.load import LoadSpec
 from logyard.bench.settings import FailoverSettings
+from logyard.bench.suite.sync_delay import delayed_environment
 from logyard.bench.workload import Workload
 from logyard.client.lane import Batch
 
@@ -234,3 +237,48 @@ def test_kv_runs_under_asyncio(tmp_path: Path, mode: str) -> None:
     )  # fmt: skip
     assert found["ok"] is True and found["runtime"] == "asyncio"
     assert found["lost"] == found["failed"] == 0 and found["verified"] > 0 and found["ops_per_s"] > 10
+
+
+@pytest.mark.long
+def test_a_smoke_of_one_case_is_kept_reported_and_equal_to_itself(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    found = bench("run", "smoke", "--cases", "recover-100", "--against", "", "--report", str(report))
+    assert found["ok"] is True
+    (row,) = found["rows"]
+    assert (row["case"], row["system"], row["rounds"]) == ("recover-100", "logyard", 1) and row["median"] > 0
+    text = (report / "report.html").read_text()
+    assert "<svg" in text and "recover-100" in text
+    raw = report / "raw" / "recover-100" / "logyard-1.json"
+    made = raw.stat().st_mtime_ns
+    again = bench("run", "smoke", "--cases", "recover-100", "--against", "", "--report", str(report))
+    assert again["rows"] == found["rows"] and raw.stat().st_mtime_ns == made
+    done = subprocess.run(
+        [sys.executable, "-m", "logyard.service.cli", "bench", "compare", str(report), str(report), "--json"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    same = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0 and same["worse"] == [] and same["cases"][0]["ratio"] == 1.0
+
+
+@pytest.mark.long
+def test_a_node_with_a_sync_delay_has_its_syncs_in_our_library(tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    told = delayed_environment(tmp_path, 0.2)
+    look = (
+        "import ctypes, os\n"
+        "at = ctypes.cast(ctypes.CDLL(None).fdatasync, ctypes.c_void_p).value\n"
+        "for line in open('/proc/self/maps'):\n"
+        "    first, last = (int(part, 16) for part in line.split()[0].split('-'))\n"
+        "    if first <= at < last: print(line.split()[-1])\n"
+        "with open('synced', 'wb') as stream: os.fdatasync(stream.fileno())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", look],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **told},
+        cwd=tmp_path,
+        check=True,
+    )
+    assert done.stdout.strip() == told["LD_PRELOAD"]

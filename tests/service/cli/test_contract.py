@@ -41,7 +41,8 @@ def run(*words: str, text: str | None = None) -> Result:
 def test_every_verb_is_there() -> None:
     assert set(cli.commands) == VERBS
     assert {path[1] for path in every_command() if path[0] == "bench" and len(path) == 2} == {
-        "append", "catchup", "churn", "failover", "idle", "kv", "mixed", "queue", "recover", "replay", "run", "spark",
+        "append", "catchup", "churn", "compare", "failover", "idle", "kv", "mixed", "queue", "recover", "replay", "run",
+        "spark",
     }  # fmt: skip
 
 
