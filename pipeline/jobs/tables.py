@@ -209,9 +209,10 @@ def run_tables(spark: SparkSession, job: Tables, progress: Progress = silent) ->
     when: Any = {"availableNow": True} if job.every is None else {"processingTime": f"{job.every} seconds"}
     with closing(open_network(parse_options(given, STREAM))) as source:
         kv = source.yard.kv(job.kv)
+        # What is wrong with them is said before anything is started.
+        found = describe(kv, job.kv, job.rules_at)
         stream = spark.readStream.format("logyard").options(**given).load().select(*COLUMNS)
         if job.plain:
-            found = describe(kv, job.kv, job.rules_at)
             rows, bad = run_plain(stream, found.rules, job.table, job.rejected, job.checkpoint, when, progress)
             if rows.read == bad.read and rows.read != rows.rows + bad.rows:
                 raise SinkError(f"{rows.read} records were read, {rows.rows} are rows and {bad.rows} rejected")
@@ -237,14 +238,18 @@ def run_tables(spark: SparkSession, job: Tables, progress: Progress = silent) ->
             query.awaitTermination()
         except KeyboardInterrupt:
             pass
-        except Exception:
-            if failures:
-                raise failures[0] from None
-            raise
+        except Exception as error:
+            raise failures[0] if failures else SinkError(f"the stream ended: {essence(str(error))}") from None
         finally:
             query.stop()
         batches.tidy(last=True)
     return figures(job, batches.counts, batches.revision)
+
+
+def essence(text: str) -> str:
+    """Return what an error of ours says in what Spark made of it; else its first line."""
+    said: list[str] = re.findall(r"^logyard\.[\w.]+: (.+)$", text, re.MULTILINE)
+    return said[-1] if said else text.partition("\n")[0]
 
 
 def figures(job: Tables, counts: Counts, revision: int) -> dict[str, Any]:

@@ -223,6 +223,10 @@ def test_what_is_refused_is_one_sentence(shop: Shop, tmp_path: Path) -> None:
         run_tables(shop.spark, other._replace(prefix="nothing/"))
     done = shop.run(reset=True)
     assert done["rows_written"] == 5 and len(DeltaTable(str(shop.job.table)).to_pyarrow_table()) == 10
+    shop.append("a", range(5, 10))
+    shop.yard.log(f"{shop.name}-a").truncate(7)
+    with pytest.raises(SinkError, match=r"^the stream ended: log '.*-a': records 5\.\.6 were truncated"):
+        shop.run()
 
 
 def test_plain_parquet_is_sparks_own(shop: Shop) -> None:
