@@ -139,33 +139,28 @@ def for_readme(rows: Sequence[Row]) -> list[tuple[Case, list[Row]]]:
 
 
 def honest_line(rows: Sequence[Row], samples: Sequence[Mapping[str, Any]], profile: str) -> str:
-    """Return one line that says where we are behind as plainly as where we are ahead, with what it was measured on."""
-    ahead: list[str] = []
-    behind: list[str] = []
-    even: list[str] = []
-    groups = for_readme(rows)
-    for case, group in groups:
+    """Return one line: for each case what we reach over each other, the worst first, what limits comparing, and what it
+    was measured on."""
+    told, remarks = [], {}
+    for case, group in for_readme(rows):
         ours = next(row for row in group if row.system == OURS)
+        gains = []
         for row in group:
-            if row is ours:
-                continue
-            gain = ours.median / row.median if case.more else row.median / ours.median
-            said = f"{number(gain)} x {row.system} {row.version} ({case.told})"
-            (ahead if gain >= 1.5 else behind if gain <= 1 / 1.5 else even).append(said)
-    told = [f"{name}: {', '.join(found)}" for name, found in (
-        ("faster", ahead), ("slower", behind), ("within the noise", even)) if found]  # fmt: skip
-    if not told:
-        told = [", ".join(
-            f"{number(next(row.median for row in group if row.system == OURS))} {case.unit} ({case.told})"
-            for case, group in groups
-        )]  # fmt: skip
+            if row is not ours and row.median:
+                gain = ours.median / row.median if case.more else row.median / ours.median
+                gains.append((gain, f"{number(gain)} x {row.system} {row.version}"))
+                remarks.update({row.system: row.notes} if row.notes else {})
+        others = ", ".join(said for _, said in sorted(gains))
+        told.append(f"{case.told}: {number(ours.median)} {case.unit}{f' ({others})' if others else ''}")
     machine: Mapping[str, Any] = next((sample["machine"] for sample in samples if sample.get("machine")), {})
     day = min((str(sample["at"])[:10] for sample in samples if sample.get("at")), default="")
     rounds = max((row.rounds for row in rows), default=0)
+    notes = "; ".join(f"{system}: {', '.join(found)}" for system, found in remarks.items())
+    how = f"medians of {rounds} alternating rounds" if rounds > 1 else "one round, so no spread is known"
     return (
         f"`logyard bench run {profile}`, {day}, {machine.get('cores', '?')} shared cores, "
-        f"Linux {machine.get('kernel', '?')}, median of {rounds} alternating round{'s' * (rounds != 1)}: "
-        f"{'; '.join(told)}."
+        f"Linux {machine.get('kernel', '?')}, {how}. {'; '.join(told)}. Below 1 x the other does more, and "
+        f"0.7 to 1.5 is noise here.{f' ({notes})' if notes else ''}"
     )
 
 

@@ -55,13 +55,14 @@ def test_nothing_measured_is_a_page_too() -> None:
 
 def test_the_line_says_where_we_are_behind() -> None:
     line = page.honest_line(rows(SAMPLES), SAMPLES, "standard")
-    assert "faster: 2.4 x etcd 1.0" in line and "slower: 0.24 x ra 1.0" in line
+    assert "120 /s (0.24 x ra 1.0, 2.4 x etcd 1.0)" in line
     assert "2026-11-23, 2 shared cores" in line and "redis" not in line
+    assert "2 alternating rounds" in line and "(ra: its machine does <nothing>)" in line
 
 
 def test_alone_the_line_is_our_own_figures() -> None:
     found = [sample("closed-256", OURS, 1234.0)]
-    assert "1,234 /s (256 B, 64 closed-loop clients)" in page.honest_line(rows(found), found, "smoke")
+    assert "256 B, 64 closed-loop clients: 1,234 /s. " in page.honest_line(rows(found), found, "smoke")
 
 
 def test_a_readme_has_its_block_made_anew_and_nothing_else_touched() -> None:
