@@ -302,13 +302,11 @@ class ReadyLoop:
             hard_state = (*ready.hard_state, raft.commit)
             self._driven.hard_state_written(member)
         floor = 0
-        if entries:
-            member.heard(self._clocks.monotonic_ns())
-            for entry in entries:
-                if entry.tombstone > floor:
-                    floor = entry.tombstone
+        for entry in entries:
+            if entry.tombstone > floor:
+                floor = entry.tombstone
         # The floor is durable in the same batch as the tombstone that raised it (law 4).
-        raised = member.persisting(floor)
+        raised = member.persisting(floor, self._clocks.monotonic_ns() if entries else 0)
         token = (member, ready.after, ready.token)
         self._driven.group_commit.add(WalItem(raft.uid, entries, hard_state, ready.truncated, raised, token))
 
@@ -340,4 +338,6 @@ class ReadyLoop:
                 self.mark(member)
         if messages:
             self._driven.peers.send(messages)
-        self.turn()
+        # Within the turn that wrote in place the next pass takes what is dirty.
+        if not self.running:
+            self.turn()

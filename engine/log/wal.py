@@ -323,9 +323,13 @@ class Wal:
         epoch = self._head.epoch
         for entry, offset in encoded.placed:
             entry.place(epoch, offset)
-        self._entries += [(item.uid, entry) for item, entries, _, _ in runs for entry in entries]
+        current, seen, number = self._entries, self._seen, self._number
+        for item, entries, _, _ in runs:
+            uid = item.uid
+            seen[uid] = number
+            for entry in entries:
+                current.append((uid, entry))
         self._last.update(plan.last)
-        self._seen.update(dict.fromkeys([run[0].uid for run in runs], self._number))
         self._tail += total
         self._number += 1
         self._idle = not runs

@@ -365,8 +365,9 @@ class Raft:
         if self.role == LEADER:
             if self.chores:
                 membership.attend(self)
-            if self.reads is not None:
-                reads.open_round(self, self.reads)
+            asked = self.reads
+            if asked is not None and (asked.waiting or asked.number):
+                reads.open_round(self, asked)
             replication.feed(self)
             if self.leaving:
                 # The removed leader has told everyone that its removal is committed (thesis 4.2.2).

@@ -109,7 +109,8 @@ class Applier:
         except Exception as error:
             self._host.stop(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
             return
-        member.wake()
+        if member.waiters:
+            member.wake()
         # Whether it is quiet now is asked at the next tick.
         self._host.stir(member)
         # Frames of sessions wait until this leader has applied what was there before it.

@@ -249,9 +249,12 @@ class Member(Replicated):
         """Note that a turn does it."""
         self.dirty = False
 
-    def persisting(self, floor: int = 0) -> int:
-        """Count an item on its way to the disk; return the payload floor that it raises, 0 if none."""
+    def persisting(self, floor: int = 0, heard_ns: int = 0) -> int:
+        """Count an item on its way to the disk, which has entries if they were heard at `heard_ns`; return the payload
+        floor that it raises, 0 if none."""
         self.unpersisted += 1
+        if heard_ns:
+            self.heard_ns = heard_ns
         if floor <= self.floor:
             return 0
         self.floor = floor

@@ -422,25 +422,6 @@ def test_what_lives_in_files_without_a_segment_counts_by_looking() -> None:
     assert bench.accounting.live_bytes() == sealed + entry(21).body_bytes
 
 
-def test_a_home_hides_nothing_that_is_stored_elsewhere() -> None:
-    """Which gaps a new home may cover: random histories rarely notice one of these conditions changed."""
-    bench = Bench()
-    last = bench.member.raft.log.last_index
-    for first, end in [((1, 0), (6, 0)), ((18, 0), (21, 0))]:
-        bench.liveness.release(first, end)
-    before: Any = [Home(last + 10, last + 14), Home(last + 20, last + 24)]
-    hides = bench.accounting.hidden_by(bench.member, before, dense=False)
-    # What lives in the own log, at either end of the gap.
-    assert hides(6, 6) and hides(17, last + 5) and hides(1, 6)
-    # What is dead there, or above it without a home.
-    assert not hides(1, 5) and not hides(18, last + 9)
-    assert not hides(last + 1, last + 9) and not hides(last + 15, last + 19) and not hides(last + 25, last + 30)
-    # Another home, touched at its first or last entry, around it or within it.
-    for first_of, end_of in ((9, 10), (14, 16), (8, 30), (11, 12), (24, 24), (15, 20)):
-        assert hides(last + first_of, last + end_of), (first_of, end_of)
-    assert bench.accounting.hidden_by(bench.member, (), dense=True)(last + 1, last + 9), "every gap of a dense run"
-
-
 @pytest.mark.parametrize(("lost", "damaged", "marks"), [(True, False, 1), (False, False, 0), (True, True, 0)])
 def test_after_a_start_what_is_dead_is_not_lost(lost: bool, damaged: bool, marks: int) -> None:
     bench = Bench()
