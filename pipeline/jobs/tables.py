@@ -2,7 +2,7 @@
 
 Each batch of the stream reads the table's rules from a KV group, lets tasks write Parquet files, and commits these:
 first those of the rejects, then those of the table, one transaction each. A batch that is repeated is done with the
-rules that the first commit noted, and what is committed is left out (decision 0032).
+rules that the first commit noted, and what is committed is left out (decision 0035).
 """
 
 from __future__ import annotations
