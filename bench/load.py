@@ -170,8 +170,11 @@ class Load:
         """Submit each append when it is due; those that became due during a stall at once, with their own times."""
         spec, number = self.spec, 0
         total = int((self.measure_until - began) * spec.rate)
-        while number < total and not self.failed:
-            due = min(total, int((time.perf_counter() - began) * spec.rate) + 1)
+        # To the end of the time, also when all are sent: only what is answered after it looks whether it was the last.
+        while (now := time.perf_counter()) < self.measure_until or number < total:
+            if self.failed:
+                break
+            due = min(total, int((now - began) * spec.rate) + 1)
             while number < due and self.outstanding < BACKLOG_MAX:
                 self.submit([number % spec.clients], began + number / spec.rate)
                 number += 1

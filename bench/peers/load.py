@@ -179,8 +179,11 @@ class PeerLoad:
         """Submit each operation when it is due; those that became due during a stall at once, with their times."""
         spec, number = self.spec, 0
         total = int((self.measure_until - began) * spec.rate)
-        while number < total and not self.problems:
-            due = min(total, int((time.perf_counter() - began) * spec.rate) + 1)
+        # To the end of the time, also when all are sent: only what is answered after it looks whether it was the last.
+        while (now := time.perf_counter()) < self.measure_until or number < total:
+            if self.problems:
+                break
+            due = min(total, int((now - began) * spec.rate) + 1)
             for at in range(number, due):
                 self.submit(self.wire_of(at % spec.clients), at % spec.clients, began + at / spec.rate)
             for wire in self.wires if due > number else ():

@@ -56,9 +56,8 @@ def test_histograms_of_processes_merge_through_their_dumps() -> None:
     assert merged.quantile(0.5) == whole.quantile(0.5)
 
 
-def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An append a hundredth of a second, answered at once but for a second in which nothing is: without intended send
-    times one of them would have been slow."""
+def paced(monkeypatch: pytest.MonkeyPatch, begins: float, ends: float) -> Load:
+    """A load of an append a hundredth of a second for three seconds, answered at once but between two times."""
     clock = SimpleNamespace(now=0.0)
     waiting: list[Any] = []
 
@@ -74,8 +73,7 @@ def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile(monkeypatch: py
 
         async def sleep(self, seconds: float) -> None:
             clock.now += seconds
-            # One append may be under way when the stall begins.
-            if not 1.0 <= clock.now < 2.0:
+            if not begins <= clock.now < ends:
                 for answer in waiting:
                     answer()
                 waiting.clear()
@@ -89,12 +87,22 @@ def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile(monkeypatch: py
         await load.pace(0.0)
 
     trio.run(main)
-    assert load.number == 300 and load.outstanding == 0
+    assert load.number == 300 and load.outstanding == 0 and load.drained.is_set()
+    return load
+
+
+def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without intended send times one of them would have been slow."""
+    load = paced(monkeypatch, 1.0, 2.0)
     assert load.counted == pytest.approx(300, abs=2)
     assert load.histogram.worst_seconds == pytest.approx(1.0, abs=0.02)
     # A third of all were due during the stall, and waited for half a second on average.
     assert load.histogram.mean == pytest.approx(1 / 6, rel=0.05)
     assert load.histogram.quantile(0.5) < 0.01 and load.histogram.quantile(0.8) > 0.3
+
+
+def test_a_paced_load_ends_when_its_last_answers_come_before_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert paced(monkeypatch, 2.985, 2.997).counted == pytest.approx(300, abs=2)
 
 
 def test_an_empty_histogram_says_nothing() -> None:
