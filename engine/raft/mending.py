@@ -222,7 +222,7 @@ def _distrust(raft: Raft, node: int, progress: Progress, round_: int) -> None:
 
 def _probe(raft: Raft, progress: Progress, last: int) -> None:
     if progress.state != SNAPSHOTTING:
-        progress.probe(min(last, raft.log.last_index) + 1)
+        progress.probe(max(progress.match, min(last, raft.log.last_index)) + 1)
         raft.dirty = True
 
 

@@ -79,6 +79,11 @@ class Progress:
         else:
             self.forget()
 
+    def resume(self) -> None:
+        """Ask anew after what was under way was lost. A probe goes on where it was: as long as nothing is known of the
+        follower, its match says that it has nothing, and that would be a snapshot."""
+        self.probe(self.match + 1 if self.state == REPLICATE else max(self.match + 1, self.next))
+
     def forget(self) -> None:
         """Forget what is under way: nothing is any more, or nobody here waits for it."""
         self.window.bytes -= self.inflight_bytes + self.probed

@@ -214,7 +214,7 @@ def on_link_reset(raft: Raft, node: int) -> None:
             return
         progress.commit = 0
         if progress.state != SNAPSHOTTING:
-            progress.probe(progress.match + 1)
+            progress.resume()
         else:
             replication.declare(raft, node)
         if node == raft.transferee:

@@ -181,7 +181,7 @@ def remind(raft: Raft, node: int) -> None:
         return
     declare(raft, node)
     if progress.state != SNAPSHOTTING:
-        progress.probe(progress.match + 1)
+        progress.resume()
         raft.dirty = True
 
 

@@ -26,8 +26,9 @@ def sent(raft: Raft, node: int, index: int, ok: bool) -> None:
     if ok:
         progress.probe(min(max(progress.match, index), raft.log.last_index) + 1)
     else:
-        progress.probe(progress.match + 1)
-        # Not at once: what made it fail may last.
+        # Not at once: what made it fail may last. Then from the end: the follower may have the entries itself, and says
+        # where the logs meet.
+        progress.probe(raft.log.last_index + 1)
         progress.paused = True
     raft.dirty = True
 

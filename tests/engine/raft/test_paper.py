@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logyard.engine.entry import NOOP
+from logyard.engine.raft import membership
 from logyard.engine.raft.core import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, Change, Limits, RaftLog
 from logyard.engine.raft.messages import (
     APPEND,
@@ -19,6 +20,7 @@ from logyard.engine.raft.messages import (
     VOTE_REPLY,
     Message,
 )
+from logyard.engine.raft.progress import SNAPSHOTTING
 from logyard.protocol.errors import Busy, NotLeader
 
 from .network import UID, Network, command, drain, entries_of, make
@@ -229,7 +231,36 @@ def test_7_the_leader_asks_for_a_snapshot_once_and_sends_no_entries_meanwhile() 
     assert kinds(network.said(1)) == []
     for _ in range(leader.limits.probe_ticks):
         leader.tick()
+    # Before the next one it is asked where it is: meanwhile it may have got the entries from somebody else.
+    (probe,) = [m for m in network.said(1) if m.to == 3]
+    assert kinds([probe]) == [APPEND] and probe.index == leader.log.last_index
+    leader.step(Message(APPEND_REPLY, leader.uid, 1, 3, leader.term, probe.index, 0, 0, 0, True))
     assert kinds(network.said(1)) == [APPEND, SNAPSHOT]
+
+
+@pytest.mark.parametrize("failed", ["link", "transfer"])
+def test_a_follower_that_has_what_its_leader_compacted_needs_no_snapshot(failed: str) -> None:
+    """Neither where a link is made anew before it has answered, nor where a transfer to it failed."""
+    network = Network(3)
+    leader = network.elect(1)
+    for _ in range(3):
+        network.hosts[1].propose()
+        network.drain()
+    network.hosts[1].take_snapshot()
+    # As after its election: nothing is known of the others.
+    leader.progress = {}
+    membership.track(leader)
+    if failed == "transfer":
+        leader.progress[3].state = SNAPSHOTTING
+        leader.snapshot_sent(3, leader.log.snapshot_index, False)
+    for _ in range(leader.limits.probe_ticks):
+        leader.on_link_reset(3)
+        leader.tick()
+        told = [m for m in network.said(1) if m.to == 3]
+        assert all(m.kind == APPEND and m.index == leader.log.last_index for m in told)
+    leader.on_link_reset(3)
+    network.drain()
+    assert leader.progress[3].match == leader.log.last_index
 
 
 def test_8_reads_wait_for_the_own_no_op_and_a_quorum() -> None:
