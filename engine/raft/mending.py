@@ -102,9 +102,13 @@ def tick(raft: Raft) -> None:
 
 
 def on_mend(raft: Raft, m: Message) -> None:
-    """Take the commit index that the leader, confirmed, names."""
-    if raft.leader != m.sender or raft.role != FOLLOWER:
+    """Take the commit index that the leader, confirmed, names. A member that has everything but its leader
+    hears nothing else of that one."""
+    if raft.role != FOLLOWER or raft.leader not in (0, m.sender):
         return
+    if not raft.leader:
+        raft.leader = m.sender
+        raft.changed = raft.dirty = True
     mend = raft.mend
     if mend is None:
         # It did not hear that this member is sound again.

@@ -169,6 +169,26 @@ def test_a_lost_word_of_soundness_is_said_again() -> None:
     assert lost == 1 and raft.mend is None and not leader.progress[3].round
 
 
+def test_a_member_that_has_everything_but_its_leader_is_mended() -> None:
+    network = Network(3)
+    leader = network.elect(1)
+    raft = hurt(network, 3)
+    # All the way, but for the last word: then it forgets who leads.
+    for _ in range(40):
+        raft.tick()
+        leader.tick()
+        only(network, DAMAGED, APPEND, READ, READ_REPLY)
+    progress, last = leader.progress[3], leader.log.last_index
+    assert raft.mend is not None and raft.validated == last == progress.match == progress.commit
+    election.forget_leader(raft)
+    network.queue.clear()
+    for _ in range(200):
+        raft.tick()
+        leader.tick()
+        only(network, DAMAGED, APPEND, MEND, READ, READ_REPLY, APPEND_REPLY)
+    assert raft.mend is None and raft.leader == 1 and not leader.progress[3].round
+
+
 def test_a_second_damage_is_not_mended_by_words_about_the_first() -> None:
     network = Network(3)
     leader = network.elect(1)

@@ -50,8 +50,9 @@ async def test_progress_claims_no_revision_whose_events_were_not_sent(monkeypatc
 
     monkeypatch.setattr(watching, "revision_of", revision_of)
     gateway: Any = SimpleNamespace(
-        kv=SimpleNamespace(watch=watch), header=Header(1, 1, 1), limits=Limits(), watches=0, encoded=(None, False, b"")
-    )
+        kv=SimpleNamespace(watch=watch), header=Header(1, 1, 1), limits=Limits(), watches=0, encoded=(None, False, b""),
+        count_watches=lambda count: None, share=lambda *shared: None,
+    )  # fmt: skip
     sent: list[dict[str, Any]] = []
     gate = trio.Event()
 
