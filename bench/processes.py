@@ -54,6 +54,23 @@ def resident_bytes(pid: int) -> int:
     return total
 
 
+def peak_bytes(pid: int) -> int:
+    """Return the most resident memory that one process ever had, in bytes."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("VmHWM:"))
+
+
+def command_line(pid: int) -> str:
+    """Return the words with which a process was started, "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
 def anonymous_bytes(pid: int) -> int:
     """Return the resident memory of a node that is no file's, all its processes, in bytes."""
     total = 0

@@ -45,9 +45,9 @@ def warmup_option() -> Any:
     return seconds_option(2.0, "Seconds before that.", 0.0, "warmup")
 
 
-def processes_option() -> Any:
+def processes_option(most: int = 2) -> Any:
     """Return the field of how many processes make the load."""
-    return option(1, "Load processes.", least=1, most=2)
+    return option(1, "Load processes.", least=1, most=most)
 
 
 def runtime_option() -> Any:
@@ -81,7 +81,7 @@ class KvSettings:
     watchers: int = option(1000, "Who watches one key.", least=1)
     seconds: float = seconds_option(10.0)
     warmup_s: float = warmup_option()
-    processes: int = processes_option()
+    processes: int = processes_option(8)
     runtime: str = runtime_option()
 
 
@@ -94,7 +94,7 @@ class QueueSettings:
     publishers: int = option(4, "How many publishers.", least=1)
     window: int = option(256, "Unconfirmed, a publisher.", least=1)
     consumers: int = option(1, "How many; 0: none.", least=0)
-    prefetch: int = option(1000, "Held, a consumer.", least=1, most=65_535)
+    prefetch: int = option(4000, "Held, a consumer.", least=1, most=65_535)
     seconds: float = seconds_option(10.0)
     warmup_s: float = warmup_option()
     runtime: str = runtime_option()
@@ -110,12 +110,40 @@ class IdleSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HugeSettings:
+    """`bench huge`."""
+
+    logs: int = option(100_000, "How many logs.", least=100)
+    active: int = option(10_000, "How many of them are loaded; at most half.", least=1)
+    size: int = size_option(256)
+    seconds: float = seconds_option(10.0)
+    warmup_s: float = warmup_option()
+
+    @property
+    def active_logs(self) -> int:
+        """How many are loaded."""
+        return min(self.active, self.logs // 2)
+
+
+@dataclass(frozen=True, slots=True)
 class RecoverSettings:
     """`bench recover`."""
 
     logs: int = option(1000, "How many logs.", least=1)
     entries: int = option(20, "Entries in each.", least=1)
     size: int = size_option(256)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsSettings:
+    """`bench groups`."""
+
+    partitions: int = option(12, "Of the topic.", least=1)
+    members: int = option(4, "Processes that consume.", least=1)
+    records: int = option(500_000, "What is there before they do.", least=1)
+    size: int = option(256, "Bytes of a body.", least=16)
+    seconds: float = seconds_option(10.0, "Seconds at a tenth of what was consumed.")
+    runtime: str = runtime_option()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +204,18 @@ class CatchupSettings:
         return max(1, self.total // self.size // self.logs)
 
 
+SPARK_CASES = (
+    "rows", "payload", "plan", "audit", "memory", "stream", "live", "idle", "direct", "once", "tables", "dead",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
     """`bench spark`."""
 
     logs: int = option(1000, "Logs of small records.", least=1)
-    rows: int = option(2000, "Records in each.", least=1)
+    rows: int = option(1000, "Records in each.", least=1)
     mib: int = option(512, "MiB of 64 KiB payloads.", least=16)
     planned: int = option(10_000, "Logs to plan over.", least=1)
+    sink_rows: int = option(1_000_000, "Rows of 100 B that a sink is given.", least=100, flag="sink-rows")
+    sink_mib: int = option(256, "MiB of 64 KiB rows that a sink is given.", least=16, flag="sink-mib")

@@ -103,6 +103,16 @@ def create_calls(specs: Iterable[Mapping[str, object]]) -> list[Call[Any]]:
     ]
 
 
+def batch_call(
+    names: Sequence[str], members: Sequence[int], machine: str, arguments: Mapping[str, object]
+) -> Call[int]:
+    """Return a call that creates a batch of groups asleep, for a node that is a member of them."""
+    return ask(
+        "create_batch", plain, among=members, names=list(names), members=list(members), machine=machine,
+        arguments=dict(arguments),
+    )  # fmt: skip
+
+
 def members_call(name: str, changes: Sequence[tuple[str, int]]) -> Call[Any]:
     """Return a call that changes members: (kind, node) pairs that take effect together."""
     for kind, _ in changes:

@@ -21,6 +21,7 @@ from logyard.protocol.errors import BadRequest, Busy
 from logyard.protocol.frame import Buffer, append_command
 from logyard.protocol.tls import TlsConfig, client_context, require_safe
 
+from ._async.consumer import TopicVerbs
 from ._async.log import LogVerbs
 from .background import background
 from .kv import KV
@@ -98,7 +99,7 @@ async def connect(
             yard.close()
 
 
-class Yard(Network):
+class Yard(Network, TopicVerbs):
     """The cluster as a client sees it. Made by `connect`; admin verbs are in `_async.admin`."""
 
     __slots__ = ("_logs",)
@@ -205,12 +206,12 @@ class Log(LogVerbs):
         return PendingAppend(batch, position)
 
     async def _send(
-        self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
+        self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int, command: bytes
     ) -> tuple[Appended, int, Ticket | None]:
         yard, lane = self.yard, self.lane
         if yard.closed or yard.window.used >= yard.window.limit:
             await yard.room()
-        batch, position = lane.add(metadata, payload, yard.timeout if timeout is None else timeout, flags)
+        batch, position = lane.add(metadata, payload, yard.timeout if timeout is None else timeout, flags, command)
         if not lane.dirty:
             yard.kick(lane)
         return await batch.pending.wait(yard.runtime.event), position, batch.ticket

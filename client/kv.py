@@ -13,13 +13,13 @@ from typing import Any, cast
 
 from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.kv import Bodies, bodies_of, range_of
-from logyard.protocol.pending import PendingReply
 
 from ._async.kv import KVVerbs
 from .kv_lane import KvLane
 from .kv_requests import Command, check_consistency, fetch_call
 from .kv_watch import Flow, Watch, Watcher
 from .network import Network
+from .runtime import Event
 from .yards import Yard
 
 QUESTIONS_MAX = 1000
@@ -30,21 +30,29 @@ QUESTION_BYTES = 128 << 10
 class _Round:
     """The questions of one turn, and their answers. `bodies`: the payloads of all of them."""
 
-    __slots__ = ("questions", "answers", "bodies", "pending", "deadline")
+    __slots__ = ("questions", "answers", "bodies", "over", "error", "timeout")
 
-    def __init__(self) -> None:
+    def __init__(self, over: Event) -> None:
         self.questions: list[bytes] = []
         self.answers: list[bytes] = []
         self.bodies: Bodies = {}
-        # Of all of them; those that have an answer need no more when it fails.
-        self.pending: PendingReply[None] = PendingReply()
-        self.deadline = inf
+        # All of them; those that have an answer need no more when it failed.
+        self.over = over
+        self.error: LogyardError | None = None
+        self.timeout = inf
 
-    def wanted(self, question: bytes, deadline: float) -> int:
+    def wanted(self, question: bytes, timeout: float) -> int:
         """Take another question; return its number."""
-        self.questions.append(question)
-        self.deadline = min(self.deadline, deadline)
-        return len(self.questions) - 1
+        questions = self.questions
+        questions.append(question)
+        if timeout < self.timeout:
+            self.timeout = timeout
+        return len(questions) - 1
+
+    def end(self, error: LogyardError | None = None) -> None:
+        """Wake who waits."""
+        self.error = error
+        self.over.set()
 
     def more(self, answers: list[bytes], bodies: Bodies) -> None:
         """Take the answers to the next questions."""
@@ -128,22 +136,20 @@ class KV(Watches):
             if self.yard.closed:
                 raise LogyardError("the client is closed")
             check_consistency(consistency)
-            found = self._rounds[key] = _Round()
+            found = self._rounds[key] = _Round(self.yard.runtime.event())
             # By the time it runs, everything that is asked in this turn is there.
             self.yard.spawn(partial(self._round, key))
-        number = found.wanted(data, self.yard.clock() + timeout)
-        try:
-            await found.pending.wait(self.yard.runtime.event)
-        except LogyardError:
-            if number >= len(found.answers):
-                raise
+        number = found.wanted(data, timeout)
+        await found.over.wait()
+        if found.error is not None and number >= len(found.answers):
+            raise found.error.again()
         return found.answers[number], found.bodies
 
     def fail(self, error: LogyardError) -> None:
         """Fail the questions of rounds that have not begun, and never will."""
         rounds, self._rounds = self._rounds, {}
         for found in rounds.values():
-            found.pending.fail(error)
+            found.end(error)
 
     async def _round(self, key: tuple[str, int | None]) -> None:
         found = self._rounds.pop(key, None)
@@ -151,11 +157,12 @@ class KV(Watches):
             return
         consistency, node = key
         error: LogyardError | None = Unknown("the client was closed before the answer")
+        deadline = self.yard.clock() + found.timeout
         try:
             while len(found.answers) < len(found.questions):
                 some = _bounded(found.questions[len(found.answers) :])
                 call = fetch_call(self.name, some, consistency, node, _answers)
-                wait = found.deadline - self.yard.clock()
+                wait = deadline - self.yard.clock()
                 more, bodies, term = await self.yard.run(call, max(0.0, wait))
                 if term >= self.term:
                     self.term, self._term_of = term, self._lane.leader
@@ -164,10 +171,7 @@ class KV(Watches):
         except LogyardError as refusal:
             error = refusal
         finally:
-            if error is None:
-                found.pending.set(None)
-            else:
-                found.pending.fail(error)
+            found.end(error)
 
 
 def _bounded(questions: list[bytes]) -> list[bytes]:

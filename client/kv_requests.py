@@ -43,6 +43,7 @@ from logyard.protocol.kv import (
 from .admin import Call, ask, plain
 
 CONSISTENCY = ("linearizable", "leader", "local")
+ANEW = "{!r} was deleted and made anew: watch it from its beginning"
 
 
 class Command(NamedTuple):
@@ -97,6 +98,9 @@ def only(packed: bytes, bodies: Bodies) -> KeyValue | None:
     rows = answer_of(packed)[1]
     if not rows:
         return None
+    key, create, mod, version, lease, value = rows[0]
+    if type(value) is bytes:
+        return KeyValue(key, value, create, mod, version, lease)
     decoder = Decoder(bodies)
     found = decoder.row(rows[0])
     if decoder.missing:

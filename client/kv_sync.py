@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from logyard.protocol.errors import UnknownGroup
 from logyard.protocol.kv import (
     KEYS_ONLY,
     NO_DELETE,
@@ -24,7 +25,7 @@ from logyard.protocol.kv import (
 )
 
 from ._sync.frames import Appends, FramedKV
-from .kv_requests import events_call
+from .kv_requests import ANEW, events_call
 from .log import POLL_WAIT_S
 
 
@@ -68,12 +69,17 @@ class KV(FramedKV):
     def _watch(
         self, key: bytes, end: bytes, flags: int, following: int, progress: bool, node: int | None, wait: float
     ) -> Iterator[Changes]:
+        uid = 0
         while True:
             call = events_call(self.name, key, end, flags, following, node, wait)
             # Silence may last as long as it likes: one question lasts a few seconds, and a leader may have to be found.
             header, data = self.yard.run(call, POLL_WAIT_S + self.yard.timeout)
             if header["kind"] == "compacted":
                 raise Compacted("what comes next is compacted", compacted=header["compacted"])
+            said = header.get("uid", 0)
+            if uid and said and uid != said:
+                raise UnknownGroup(ANEW.format(self.name))
+            uid = said or uid
             yield from self._changes(header, bodies_of(header["places"], data), node)
             if progress and not header["revisions"]:
                 yield Changes(header["next"] - 1, ())

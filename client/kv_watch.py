@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import LogyardError, UnknownGroup
 from logyard.protocol.kv import (
     KEYS_ONLY,
     NO_DELETE,
@@ -31,7 +31,7 @@ from logyard.protocol.kv import (
 )
 
 from .admin import Call, ask, plain
-from .kv_requests import events_call
+from .kv_requests import ANEW, events_call
 from .runtime import Handover
 from .sequences import new_number
 from .session import Retry
@@ -91,7 +91,8 @@ class Watch:
     Raises `Compacted` when what comes next is gone, and what else ends it."""
 
     __slots__ = (
-        "number", "flow", "next", "failure", "paused", "asks", "_kept", "_bytes", "_stream", "_reader", "_others",
+        "number", "flow", "next", "failure", "paused", "asks", "_uid", "_kept", "_bytes", "_stream", "_reader",
+        "_others",
     )  # fmt: skip
 
     def __init__(self, stream: Stream, number: int, flow: Flow) -> None:
@@ -102,6 +103,8 @@ class Watch:
         # The server does not send to it: it has no room. `asks`: what comes next is too long to be sent unasked.
         self.paused = False
         self.asks = False
+        # The group whose revisions it counts; 0: nobody has said.
+        self._uid = 0
         self._kept: deque[tuple[int, Changes]] = deque()
         self._bytes = 0
         self._stream = stream
@@ -178,6 +181,11 @@ class Watch:
             return False
         self.put(changes, size)
         return True
+
+    def counts(self, uid: int) -> bool:
+        """Return whether it counts the revisions of this group, and not of one before it that had its name."""
+        known, self._uid = self._uid, self._uid or uid
+        return not uid or not known or uid == known
 
     def reached(self, following: int) -> None:
         """Count everything below a revision as seen."""
@@ -336,9 +344,15 @@ class Stream:
         kind = header["kind"]
         if kind == "created":
             for number, following in header["watches"]:
-                if number in self._sent and number in self.watches:
+                watch = self.watches.get(number)
+                if watch is None or number not in self._sent:
+                    continue
+                if watch.counts(header.get("uid", 0)):
                     self._live.add(number)
-                    self.watches[number].reached(following)
+                    watch.reached(following)
+                else:
+                    watch.fail(UnknownGroup(ANEW.format(self.kv.name)))
+                    self.unwant(watch)
         elif kind == "compacted":
             for number in header["watches"]:
                 self._live.discard(number)
@@ -381,6 +395,8 @@ class Stream:
         header, data = await self.kv.yard.run(call)
         if header["kind"] == "compacted":
             raise Compacted("what comes next is compacted", compacted=header["compacted"])
+        if not watch.counts(header.get("uid", 0)):
+            raise UnknownGroup(ANEW.format(self.kv.name))
         bodies = bodies_of(header["places"], data)
         for one in header["revisions"][:1]:
             decoder = Decoder(bodies)

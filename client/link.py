@@ -36,6 +36,8 @@ class Stream(Protocol):
         """Wake both with an error."""
 
 
+Write: TypeAlias = Callable[[list[Buffer]], int]
+"""Sends what is taken at once and returns its bytes; raises BlockingIOError when that is nothing. Never waits."""
 Dial: TypeAlias = Callable[[str, int], Awaitable[Stream]]
 
 
@@ -81,7 +83,10 @@ class Bell:
 class Link:
     """One connection to one node. It opens once and dies once; `network.lost` picks up what it held."""
 
-    __slots__ = ("network", "node", "address", "channel", "dirty", "bell", "opened", "failure", "socket", "progress")
+    __slots__ = (
+        "network", "node", "address", "channel", "dirty", "bell", "opened", "failure", "socket", "progress", "_write",
+        "_reading", "_sending", "_lone", "_asked",
+    )  # fmt: skip
 
     def __init__(self, network: Owner, node: int, address: tuple[str, int]) -> None:
         self.network = network
@@ -94,6 +99,13 @@ class Link:
         self.failure: LogyardError | None = None
         self.socket: Stream | None = None
         self.progress = network.clock()
+        # Of a plain socket, once it may be used beside the task that sends.
+        self._write: Write | None = None
+        # What arrived is being handled; frames are being made, or the task that sends is at it.
+        self._reading = self._sending = False
+        # What left last was one request with one record; and how many requests there were by then.
+        self._lone = True
+        self._asked = 0
 
     @property
     def open(self) -> bool:
@@ -108,10 +120,13 @@ class Link:
                 self.network.opened(self)
                 self.opened.set()
                 async with self.network.runtime.nursery() as nursery:
+                    if not isinstance(self.socket, TlsStream):
+                        self._write = getattr(self.socket, "sendmsg_now", None)
                     nursery.start_soon(self._send, nursery.cancel_scope)
                     await self._receive()
                     nursery.cancel_scope.cancel()
         finally:
+            self._write = None
             if self.failure is None:
                 self.failure = unreachable(self.address, "the client is closing")
             if self.socket is not None:
@@ -153,7 +168,14 @@ class Link:
         if not count:
             raise ProtocolError("the server closed the connection")
         self.progress = self.network.clock()
-        self.channel.received(count)
+        self._reading = True
+        try:
+            self.channel.received(count)
+        finally:
+            self._reading = False
+        if self.dirty:
+            # What the answers' callbacks gave shares a frame, and leaves without a turn of the loop.
+            self._send_now()
 
     async def _flush(self) -> None:
         assert self.socket is not None
@@ -174,24 +196,64 @@ class Link:
             while self.failure is None:
                 if not self.dirty and not channel.outgoing.size:
                     await self.bell.wait()
-                if self.dirty:
-                    self._begin()
-                    now = self.network.clock()
-                    for lane in self.unqueue():
-                        for batch in lane.take(now):
-                            channel.append(lane.uid, batch.encoded(), batch, batch.flags | lane.for_kind)
-                            if batch.mode == REPLY_NONE:
-                                lane.blind(batch)
+                self._sending = True
+                self._gather()
                 await self._flush()
+                self._sending = False
         except (OSError, self.network.runtime.Closed) as error:
             self.fail(error)
         scope.cancel()
 
+    def _gather(self) -> None:
+        """Make frames of what the lanes have."""
+        channel = self.channel
+        most = 0
+        if self.dirty:
+            self._begin()
+            now = self.network.clock()
+            for lane in self.unqueue():
+                for batch in lane.take(now):
+                    most = max(most, batch.count)
+                    channel.append(lane.uid, batch.encoded(), batch, batch.flags | lane.for_kind)
+                    if batch.mode == REPLY_NONE:
+                        lane.blind(batch)
+        asked, self._asked = self._asked, channel.asked
+        if self._asked != asked:
+            self._lone = most <= 1 and self._asked == asked + 1
+
+    def _send_now(self) -> None:
+        """Send what there is without a turn of the loop; what the socket does not take, and what it does not take now,
+        is the sending task's."""
+        if self._write is not None and not self._sending:
+            outgoing = self.channel.outgoing
+            self._sending = True
+            try:
+                self._gather()
+                outgoing.sent(self._write(outgoing.window()))
+            except OSError:
+                # Full, or broken: that task waits, or meets the same error and ends the connection.
+                pass
+            finally:
+                self._sending = False
+            if not (outgoing.size or self.dirty):
+                return
+        self.bell.ring()
+
+    @property
+    def _at_once(self) -> bool:
+        """What is given now leaves at once: nothing is under way, and what left before was alone, too. Else what many
+        tasks give in one turn would leave as one and all others."""
+        return self._lone and not (self._reading or self.channel.pending or self.channel.outgoing.size)
+
     def queue(self, lane: Lane) -> None:
-        """Send what a lane has, in the next turn."""
+        """Send what a lane has: at once if it is alone, else in the next turn, with what is given until then."""
+        at_once = self._at_once
         lane.mark()
         self.dirty.append(lane)
-        self.bell.ring()
+        if at_once:
+            self._send_now()
+        elif not self._reading:
+            self.bell.ring()
 
     def unqueue(self) -> list[Lane]:
         """Return the lanes that have something to send; they are not queued any more."""
@@ -206,24 +268,29 @@ class Link:
         """Return (value, was cut); raise what the server answered, or `Unknown` when it did not answer in time.
         `pushed` gets what the server sends meanwhile."""
         pending: PendingReply[Any] = PendingReply()
+        at_once = self._at_once
         self._begin()
         self.channel.call(method, arguments, pending, pushed)
-        return await self._answer(pending, method, deadline)
+        return await self._answer(pending, method, deadline, at_once)
 
     async def command(self, uid: int, frame: list[Buffer], deadline: float) -> tuple[Any, bool]:
         """Return (reply, was cut) of one command frame; raise as `call`."""
         pending: PendingReply[Any] = PendingReply()
+        at_once = self._at_once
         self._begin()
         self.channel.append(uid, frame, pending)
-        return await self._answer(pending, "a command", deadline)
+        return await self._answer(pending, "a command", deadline, at_once)
 
     def _begin(self) -> None:
         """Count the time in which nothing comes from now on, unless something was asked before."""
         if not self.channel.pending:
             self.progress = self.network.clock()
 
-    async def _answer(self, pending: PendingReply[Any], what: str, deadline: float) -> tuple[Any, bool]:
-        self.bell.ring()
+    async def _answer(self, pending: PendingReply[Any], what: str, deadline: float, at_once: bool) -> tuple[Any, bool]:
+        if at_once:
+            self._send_now()
+        else:
+            self.bell.ring()
         runtime = self.network.runtime
         try:
             with runtime.scope(deadline):

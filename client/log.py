@@ -123,6 +123,7 @@ def poll_call(
     """Return a call for one poll: records from `offset` on (-1: behind the last), at least one if any, bounded by both
     limits. `since` (ms since 1970): instead from the first one stamped then or later. `uid`: of the log of that name
     with this uid."""
+
     def decode(value: Any) -> Page:
         header, data = value
         try:
@@ -286,6 +287,11 @@ def epoch_state_call(name: str, producer: int) -> Call[tuple[int, int, bool] | N
         return None if value is None else (int(value[0]), int(value[1]), bool(value[2]))
 
     return ask("epoch_state", decode, kind="log", name=name, producer=producer)
+
+
+def partition_call(name: str, command: bytes) -> Call[bytes]:
+    """Return the call that makes a log a topic's partition, or fences it, by a command of `protocol.topics`."""
+    return ask("partition", bytes, kind="log", name=name, command=command)
 
 
 def ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -14,9 +14,11 @@ from typing import Any
 from logyard.protocol.errors import LogyardError, NotLeader, Unknown, UnknownGroup, WrongKind
 from logyard.protocol.frame import Buffer
 from logyard.protocol.pending import PendingReply
+from logyard.protocol.records import Page
 
 from ._async.admin import AdminVerbs
 from .admin import Call, T
+from .first_of import first_of
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
@@ -204,6 +206,18 @@ class Network(AdminVerbs):
         if self._freed:
             self._freed.unpark_all()
 
+    def background(self, task: Callable[[], Any]) -> None:
+        """Run a task until it or the client ends."""
+        self.spawn(task)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait."""
+        await self.runtime.sleep(seconds)
+
+    async def first_of(self, polls: Sequence[Callable[[float], Any]], wait: float) -> tuple[int, Page] | None:
+        """Ask all at once; see `first_of`."""
+        return await first_of(self.runtime, polls, wait)
+
     async def freed(self) -> None:
         """Wait until some append is finished."""
         await self._freed.park()
@@ -338,6 +352,10 @@ class Network(AdminVerbs):
         try:
             link = await self._ready(self._dial(0, address), deadline)
             rows, cut = await link.call("locate", {"names": names}, deadline)
+            if isinstance(rows, list) and self.routes.strange(rows):
+                found, _ = await link.call("cluster", {}, deadline)
+                if isinstance(found, dict):
+                    self.routes.told(found.get("nodes"))
         except LogyardError:
             return None
         return None if cut or not isinstance(rows, list) else rows

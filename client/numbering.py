@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from logyard.protocol.errors import BadRequest
 from logyard.protocol.frame import Buffer, Epoch, produce_command
+from logyard.protocol.topics import SLOTS
 
 NUMBER_MAX = (1 << 63) - 1
 LANE_MAX = (1 << 32) - 1
@@ -28,6 +29,14 @@ def content_hash(records: Iterable[tuple[Buffer, Buffer | None]]) -> bytes:
         if body is not None:
             found.update(body)
     return found.digest()
+
+
+def slot_of(key: Buffer) -> int:
+    """Return the slot of a topic's key: the lowest 14 bits of its xxh3-64."""
+    # Loaded here, as above.
+    from xxhash import xxh3_64_intdigest
+
+    return xxh3_64_intdigest(key) & SLOTS - 1
 
 
 def producer_number(name: int | str) -> int:

@@ -226,7 +226,7 @@ class Handover(Generic[T]):
 class Socket:
     """A connected socket: one task may read while another one writes."""
 
-    __slots__ = ("_loop", "_sock", "_file", "_reader", "_writer", "_watched")
+    __slots__ = ("_loop", "_sock", "_file", "_reader", "_writer", "_watched", "_empty")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self._loop = loop
@@ -236,6 +236,8 @@ class Socket:
         self._writer: asyncio.Future[None] | None = None
         # The loop tells when there is something to read: as long as somebody waits for it each time.
         self._watched = False
+        # The last read was short: the kernel is not asked again before it has something.
+        self._empty = True
 
     async def recv(self, limit: int) -> bytes:
         """Receive at most `limit` bytes; none at the end."""
@@ -245,28 +247,32 @@ class Socket:
 
     async def recv_into(self, buffer: memoryview) -> int:
         """Receive into a buffer; 0 at the end."""
-        try:
-            count = self._sock.recv_into(buffer)
-        except (BlockingIOError, InterruptedError):
-            pass
-        else:
-            # Others have their turn, too, while much comes in.
-            await asyncio.sleep(0)
-            return count
         while True:
             self._open()
-            self._reader = self._loop.create_future()
-            if not self._watched:
-                self._watched = True
-                self._loop.add_reader(self._file, self._readable)
+            if self._empty:
+                await self._wait()
+            else:
+                # Others have their turn, too, while much comes in.
+                await asyncio.sleep(0)
+                self._open()
             try:
-                await self._reader
-            finally:
-                self._reader = None
-            try:
-                return self._sock.recv_into(buffer)
+                count = self._sock.recv_into(buffer)
             except (BlockingIOError, InterruptedError):
+                self._empty = True
                 continue
+            self._empty = count < len(buffer)
+            return count
+
+    async def _wait(self) -> None:
+        """Wait until there is something to read."""
+        self._reader = self._loop.create_future()
+        if not self._watched:
+            self._watched = True
+            self._loop.add_reader(self._file, self._readable)
+        try:
+            await self._reader
+        finally:
+            self._reader = None
 
     def _readable(self) -> None:
         if self._reader is None:
@@ -295,6 +301,10 @@ class Socket:
                 self._writer = None
                 if self._file >= 0:
                     self._loop.remove_writer(self._file)
+
+    def sendmsg_now(self, buffers: list[Buffer]) -> int:
+        """Send what the kernel takes at once; return how many bytes. Raises OSError."""
+        return self._sock.sendmsg(buffers)
 
     def _writable(self) -> None:
         if self._writer is not None and not self._writer.done():

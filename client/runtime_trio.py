@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from math import inf
 from typing import Any, Generic, TypeVar
 
 import trio
 from outcome import Value
+
+from logyard.protocol.frame import Buffer
 
 T = TypeVar("T")
 
@@ -41,17 +44,85 @@ class TrioRuntime:
         family, kind, protocol, _, target = found[0]
         return family, kind, protocol, target
 
-    async def connect(self, family: int, kind: int, protocol: int, address: Any) -> trio.socket.SocketType:
+    async def connect(self, family: int, kind: int, protocol: int, address: Any) -> Socket:
         """Open a connection. Raises OSError."""
-        sock = trio.socket.socket(family, kind, protocol)
+        raw = socket.socket(family, kind, protocol)
+        sock = trio.socket.from_stdlib_socket(raw)
         try:
             await sock.connect(address)
-            if family != trio.socket.AF_UNIX:
-                sock.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+            if family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except BaseException:
             sock.close()
             raise
-        return sock
+        return Socket(raw)
+
+
+class Socket:
+    """A connected socket: one task may read while another one writes. It waits before it reads again when a read was
+    short: trio's own asks the kernel each time, in vain."""
+
+    __slots__ = ("_empty", "_raw")
+
+    def __init__(self, raw: socket.socket) -> None:
+        self._raw = raw
+        self._empty = True
+
+    async def recv(self, limit: int) -> bytes:
+        """Receive at most `limit` bytes; none at the end."""
+        found = bytearray(limit)
+        count = await self.recv_into(memoryview(found))
+        return bytes(found[:count])
+
+    async def recv_into(self, buffer: memoryview) -> int:
+        """Receive into a buffer; 0 at the end."""
+        raw = self._raw
+        while True:
+            self._open()
+            if self._empty:
+                await trio.lowlevel.wait_readable(raw)
+            else:
+                # Others have their turn, too, while much comes in.
+                await trio.lowlevel.checkpoint()
+                self._open()
+            try:
+                count = raw.recv_into(buffer)
+            except (BlockingIOError, InterruptedError):
+                self._empty = True
+                continue
+            self._empty = count < len(buffer)
+            return count
+
+    async def send(self, data: Buffer) -> int:
+        """Send some of the bytes; return how many."""
+        return await self.sendmsg([data])
+
+    async def sendmsg(self, buffers: list[Buffer]) -> int:
+        """Send some of the buffers' bytes; return how many."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            self._open()
+            try:
+                count = self._raw.sendmsg(buffers)
+            except (BlockingIOError, InterruptedError):
+                await trio.lowlevel.wait_writable(self._raw)
+            else:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return count
+
+    def sendmsg_now(self, buffers: list[Buffer]) -> int:
+        """Send what the kernel takes at once; return how many bytes. Raises OSError."""
+        return self._raw.sendmsg(buffers)
+
+    def _open(self) -> None:
+        if self._raw.fileno() < 0:
+            raise trio.ClosedResourceError("the socket was closed")
+
+    def close(self) -> None:
+        """Close it; who waits for it is woken with an error."""
+        if self._raw.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._raw)
+            self._raw.close()
 
 
 class Handover(Generic[T]):

@@ -102,6 +102,11 @@ class Channel:
         self.greeted = False
         self.outgoing.push((wire.encode_hello(),))
 
+    @property
+    def asked(self) -> int:
+        """How many requests there were so far."""
+        return self._request
+
     def call(
         self, method: str, arguments: dict[str, object], pending: PendingReply[Any], pushed: Pushed | None = None
     ) -> None:
@@ -210,9 +215,17 @@ class Routes:
             self.cluster = hello.cluster
         elif self.cluster != hello.cluster:
             raise WrongIdentity(f"{address[0]}:{address[1]} belongs to cluster {hello.cluster}, not {self.cluster}")
-        for other, text in hello.clients.items():
-            self.addresses[other] = parse_address(text)
+        self.told(hello.clients)
         self.addresses.setdefault(hello.node, address)
+
+    def told(self, nodes: object) -> None:
+        """Take addresses of nodes as a server knows them: nodes come while clients are connected."""
+        for other, text in nodes.items() if isinstance(nodes, dict) else ():
+            self.addresses[int(other)] = parse_address(text)
+
+    def strange(self, rows: Iterable[Iterable[Any]]) -> bool:
+        """Return whether a group of a ``locate`` answer is led by a node whose address is not known."""
+        return any(leader and leader not in self.addresses for _, _, leader, *_ in rows)
 
     def located(self, rows: Iterable[Iterable[Any]]) -> None:
         """Take the rows of a ``locate`` answer."""

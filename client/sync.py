@@ -18,9 +18,11 @@ from typing import Any, Self
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
 from logyard.protocol.frame import Buffer, Frame
+from logyard.protocol.records import Page
 from logyard.protocol.tls import TlsConfig, client_context
 
 from ._sync.admin import AdminVerbs
+from ._sync.consumer import TopicVerbs
 from .admin import Call, T, call_node
 from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, open_call
@@ -67,7 +69,7 @@ def connect_sync(
     return yard
 
 
-class Yard(AdminVerbs):
+class Yard(AdminVerbs, TopicVerbs):
     """The cluster as a blocking client sees it; admin verbs are in `_sync.admin`. Safe to share among threads."""
 
     __slots__ = (
@@ -147,6 +149,23 @@ class Yard(AdminVerbs):
         if not name:
             raise BadRequest("a group has a name")
         return KV(self, name)
+
+    def background(self, task: Callable[[], Any]) -> None:
+        """Run something in a thread of its own until it ends."""
+        threading.Thread(target=task, name="logyard consumer", daemon=True).start()
+
+    def pause(self, seconds: float) -> None:
+        """Wait."""
+        threading.Event().wait(seconds)
+
+    def first_of(self, polls: Sequence[Callable[[float], Any]], wait: float) -> tuple[int, Page] | None:
+        """Ask one after the other, each for its share of the time: a thread waits for one answer at a time. Return
+        which one had records first, and those; None when none had."""
+        for number, poll in enumerate(polls):
+            page = poll(wait / len(polls))
+            if page is not None and len(page):
+                return number, page
+        return None
 
     def clock(self) -> float:
         """Return the time, in seconds."""
@@ -406,7 +425,12 @@ class Yard(AdminVerbs):
                 connection = self._take(address, retry.deadline)
             except LogyardError:
                 continue
-            answer = connection.call("locate", {"names": [name]}, min(retry.deadline, time.monotonic() + 2.0))
+            deadline = min(retry.deadline, time.monotonic() + 2.0)
+            answer = connection.call("locate", {"names": [name]}, deadline)
+            if answer.error is None and isinstance(answer.value, list) and self._routes.strange(answer.value):
+                others = connection.call("cluster", {}, deadline)
+                if isinstance(others.value, dict):
+                    self._routes.told(others.value.get("nodes"))
             self._give(connection, answer.was_cut)
             if answer.error is not None or not isinstance(answer.value, list):
                 unknown += isinstance(answer.error, UnknownGroup)

@@ -13,7 +13,7 @@ A record's *ordinal* is its number within the entry.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -52,6 +52,8 @@ UNIT_BYTES = UNIT.size
 GUARDED = 1
 """An entry's flag: a frame of it belongs to a session or is the engine's own: the engine looks at it first."""
 MASK64 = (1 << 64) - 1
+_new: Callable[[type[Frame], tuple[Any, ...]], Frame] = tuple.__new__
+"""Makes a `Frame` of all its fields. Its class is a Python call more, of which there is one an entry and member."""
 
 
 class Entry:
@@ -269,9 +271,12 @@ def frames_of(data: bytes) -> list[Frame]:
             upload, extent = PIECED.unpack_from(data, at)
             at += PIECED.size
         found.append(
-            Frame(
-                flags, large, records, command_bytes, pack_bytes, large_bytes, session, sequence, data[at:end], first,
-                upload, extent,
+            _new(
+                Frame,
+                (
+                    flags, large, records, command_bytes, pack_bytes, large_bytes, session, sequence, data[at:end],
+                    first, upload, extent, (),
+                ),
             )
         )  # fmt: skip
         at = end

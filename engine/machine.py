@@ -145,8 +145,9 @@ class Frozen(Protocol):
         """Return what `snapshot` would have returned."""
         ...
 
-    def payloads(self) -> Iterable[tuple[int, int]]:
-        """Yield (index, ordinal) of every payload that the state needed, in any order, some perhaps twice."""
+    def payloads(self) -> Iterable[tuple[int, int] | PayloadRange]:
+        """Yield every payload that the state needed, as (index, ordinal) or in ranges, each within one entry, in any
+        order, some perhaps twice."""
         ...
 
 
@@ -175,8 +176,9 @@ class Machine(Protocol):
         What `Aux` asks for. Local.
     `overview() -> dict`
         What `describe` shows of the state: plain values.
-    `freeze() -> Frozen`
-        For a large state, in place of `snapshot`: a view that later commands do not change, written by a thread.
+    `freeze() -> Frozen | None`
+        For a large state, in place of `snapshot`: a view that later commands do not change, written by a thread. None
+        while there is little to write: `snapshot` is asked.
     `has_terms() -> bool`
         Whether anything that was granted for a length of log time is running: the leader asks before log time jumps to
         the wall clock. Without it: whether a timer is set. Local.
@@ -185,6 +187,8 @@ class Machine(Protocol):
         has it applied, in an entry in which log time jumps ahead by `ms`. Local.
     `query(request) -> bytes`
         A read of this member's state; changes nothing.
+
+    With the attribute `stays_awake` true its group never hibernates: its node looks at the state itself.
     """
 
     version: int

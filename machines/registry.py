@@ -9,12 +9,17 @@ from typing import Any
 from logyard.engine.machine import Machine
 from logyard.protocol.errors import BadRequest
 
+from .catalog import Catalog
+from .catalog.topics_alone import TopicsAlone
+from .groups import Groups
 from .kv import KV
 from .log import AppendLog
 from .queue import Queue
 from .queue.options import queue_options
 
-BUILT_IN: Mapping[str, type[Machine]] = MappingProxyType({"log": AppendLog, "kv": KV, "queue": Queue})
+BUILT_IN: Mapping[str, type[Machine]] = MappingProxyType(
+    {"log": AppendLog, "kv": KV, "queue": Queue, "groups": Groups, "topics": TopicsAlone}
+)
 START_MAX = (1 << 62) - 1
 NUMBER_MAX = (1 << 62) - 1
 
@@ -25,8 +30,14 @@ def create_machine(name: str, arguments: dict[str, Any]) -> Machine:
         return _kv(arguments)
     if name == "queue":
         return Queue(queue_options(arguments))
+    if name == "catalog":
+        return Catalog()
+    if name == "groups":
+        return Groups(**_numbers(name, arguments, ("rebalance_ms", "idle_ms")))
+    if name == "topics":
+        return TopicsAlone(**_numbers(name, arguments, ()))
     if name != "log":
-        raise BadRequest(f"no machine is called {name!r}; there are: kv, log, queue")
+        raise BadRequest(f"no machine is called {name!r}; there are: {', '.join(sorted(BUILT_IN))}")
     # What clients do with payloads (`compress`) is told to them with the log's place; the machine knows nothing of it.
     unknown = sorted(arguments.keys() - {"start", "compress", "compact", "stage"})
     if unknown:
@@ -44,10 +55,17 @@ def create_machine(name: str, arguments: dict[str, Any]) -> Machine:
 
 
 def _kv(arguments: dict[str, Any]) -> KV:
-    unknown = sorted(arguments.keys() - {"history", "history_bytes"})
+    return KV(**_numbers("kv", arguments, ("history", "history_bytes")))
+
+
+def _numbers(machine: str, arguments: dict[str, Any], known: tuple[str, ...]) -> dict[str, int]:
+    """Return arguments that are all numbers. Raises `BadRequest`."""
+    unknown = sorted(arguments.keys() - set(known))
     if unknown:
-        raise BadRequest(f"the KV machine has no argument {unknown[0]!r}; there are: history, history_bytes")
+        said = f"; there are: {', '.join(known)}" if known else ""
+        shown = {"kv": "the KV machine"}.get(machine, f"machine {machine!r}")
+        raise BadRequest(f"{shown} has no argument {unknown[0]!r}{said}")
     for name, value in arguments.items():
         if not (type(value) is int and 0 <= value <= NUMBER_MAX):
             raise BadRequest(f"{name} is a number from 0 to {NUMBER_MAX}")
-    return KV(**arguments)
+    return arguments

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from logyard.protocol.errors import FormatNewer, GenerationFailed, GenerationUnfinished, StoreShort
 
+from .bodies import BodiesDoor
 from .generation import HALF_MADE, Generation
 from .journal import Journal
 from .writing import GenerationConfig
@@ -23,7 +24,7 @@ _DEAD = ".dead"
 _SUSPECT = ".suspect"
 
 
-class DiskDoor(Protocol):
+class DiskDoor(BodiesDoor, Protocol):
     """What the payload store needs of the engine's disk door: names become durable only through it."""
 
     def sync_directory(self, path: str, /) -> object:
@@ -91,7 +92,7 @@ class Catalog:
                 return found
             if number in self._failed:
                 raise self._failed[number]
-            generation = Generation(self.path(number), number, self.config, self._journal)
+            generation = Generation(self.path(number), number, self.config, self._journal, self._disk)
             try:
                 self._begin(generation)
             except (FormatNewer, GenerationUnfinished):
@@ -122,7 +123,7 @@ class Catalog:
         writes; another opens it again when it reads it."""
         with self._lock:
             assert number not in self._open
-            generation = Generation(self.path(number), number, self.config, self._journal)
+            generation = Generation(self.path(number), number, self.config, self._journal, self._disk)
             generation.create(base_run, self._disk.sync_directory)
             if self.writer:
                 self._open[number] = generation

@@ -30,6 +30,7 @@ from logyard.protocol.errors import (
 )
 
 from . import layout
+from .bodies import Bodies, BodiesDoor, Unwritten
 from .journal import Journal
 from .layout import KEY, SourceRow, StoredEntry
 from .ledger import Columns
@@ -52,15 +53,25 @@ class Generation:
 
     __slots__ = (
         "path", "number", "config", "writable", "form", "_env", "_journal", "_slot", "_lock", "_inside", "_closing",
+        "_door", "_bodies",
     )  # fmt: skip
 
-    def __init__(self, path: str, number: int, config: GenerationConfig, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        number: int,
+        config: GenerationConfig,
+        journal: Journal | None = None,
+        door: BodiesDoor | None = None,
+    ) -> None:
         self.path = path
         self.number = number
         self.config = config
         self.writable = False
         # Of an existing one: what its header says.
-        self.form = layout.FORMAT
+        self.form = layout.BESIDE if config.beside and door is not None else layout.FORMAT
+        self._door = door
+        self._bodies = Bodies(path)
         self._env: lmdb.Environment | None = None
         self._journal = journal
         self._slot = -1
@@ -88,6 +99,8 @@ class Generation:
             key = layout.own_key(layout.HEADER)
             body = _HEADER.pack(self.form, 0, self.number, self.config.map_bytes, base_run)
             try:
+                if self.form >= layout.BESIDE:
+                    self._open_bodies(create=True)
                 with self._writing() as txn:
                     txn.put(key, layout.wrap(key, body))
                     Statistics(0, 0, 0, base_run, 0).put(txn)
@@ -167,15 +180,29 @@ class Generation:
             if body is None:
                 raise GenerationUnfinished(self.path, "it has no header: its creation did not finish")
             version, _, number, _, _ = _HEADER.unpack(body)
-            if not 1 <= version <= layout.FORMAT:
-                text = f"format {version}; this version reads 1 to {layout.FORMAT}: use a newer logyard"
+            if not 1 <= version <= layout.NEWEST:
+                text = f"format {version}; this version reads 1 to {layout.NEWEST}: use a newer logyard"
                 raise FormatNewer(self.path, text)
             self.form = version
             if number != self.number:
                 raise GenerationFailed(self.path, f"it says it is generation {number}")
-        except (GenerationFailed, PayloadCorrupt):
+            if self.form >= layout.BESIDE:
+                self._open_bodies()
+        except (GenerationFailed, PayloadCorrupt, StoreShort):
             self.close()
             raise
+
+    def _open_bodies(self, create: bool = False) -> None:
+        self._bodies = Bodies(self.path)
+        door = self._door if self.writable else None
+        try:
+            if create:
+                assert door is not None
+                self._bodies.create(door)
+            end = self._own(layout.own_key(layout.BODIES))
+            self._bodies.open(door, 0 if end is None else layout.END_ROW.unpack(end)[0])
+        except OSError as error:
+            raise self._failure(error) from error
 
     def close(self) -> None:
         """Close the environment, now or when the last reader has left."""
@@ -188,6 +215,7 @@ class Generation:
         if self._env is not None:
             self._env.close()
             self._env = None
+            self._bodies.close()
             self._forget_slot()
 
     def _forget_slot(self) -> None:
@@ -214,10 +242,12 @@ class Generation:
                 if self._closing:
                     self._close()
 
-    def _failure(self, error: lmdb.Error) -> GenerationFailed | StoreFull | StoreShort:
-        """Return an LMDB error in our words. A commit that the kernel cuts short is an I/O error to LMDB, full disk or
-        not."""
-        code = errno.ENOSPC if isinstance(error, lmdb.DiskError) else getattr(error, "code", 0)
+    def _failure(self, error: lmdb.Error | OSError) -> GenerationFailed | StoreFull | StoreShort:
+        """Return an error of LMDB's, or of the file beside, in our words. A commit that the kernel cuts short is an I/O
+        error to LMDB, full disk or not."""
+        code = getattr(error, "errno" if isinstance(error, OSError) else "code", 0)
+        if isinstance(error, lmdb.DiskError):
+            code = errno.ENOSPC
         if code in SHORT or isinstance(error, lmdb.MemoryError):
             return StoreShort(f"{self.path}: {error}")
         if code == errno.EIO and self.writable:
@@ -303,11 +333,14 @@ class Generation:
         try:
             assert self.writable and not self.sealed, "not open for writing"
             writing = Writing(
-                self.path, env, self.config, self.statistics(), self.job_state(job), run, job, previous, step, self.form
-            )
+                self.path, env, self.config, self.statistics(), self.job_state(job), run, job, previous, step,
+                self.form, self._bodies,
+            )  # fmt: skip
             return writing.write(rows)
         except lmdb.Error as error:
             raise self._failure(error) from error
+        except Unwritten as error:
+            raise self._failure(error.cause) from error.cause
         finally:
             self._leave()
 
@@ -370,16 +403,37 @@ class Generation:
                 value = txn.get(key)
                 if value is None:
                     raise PayloadMissing(uid, index, unit)
-                length, body = layout.parse_piece(self.path, key, value)
-                lengths = layout.piece_lengths(length, self.form)
-                if piece >= len(lengths) or lengths[piece] != len(body):
-                    raise layout.corrupt(self.path, key, f"a piece of {length} bytes", len(body))
-                at = sum(lengths[:piece])
-                return length, bytes(body[max(start - at, 0) : len(body) if stop is None else max(stop - at, 0)])
+                if layout.parse_place(self.path, key, value, self.form) is None:
+                    length, body = layout.parse_piece(self.path, key, value)
+                    lengths = layout.piece_lengths(length, self.form)
+                    if piece >= len(lengths) or lengths[piece] != len(body):
+                        raise layout.corrupt(self.path, key, f"a piece of {length} bytes", len(body))
+                    at = sum(lengths[:piece])
+                    return length, bytes(body[max(start - at, 0) : len(body) if stop is None else max(stop - at, 0)])
+                placed = bytes(value)
+            # Of the file nothing is read while a transaction is open.
+            length, whole = self._placed(key, placed)
+            at = piece * layout.PIECE_BYTES
+            return length, whole[max(start - at, 0) : len(whole) if stop is None else max(stop - at, 0)]
         except lmdb.Error as error:
             raise self._failure(error) from error
         finally:
             self._leave()
+
+    def _placed(self, key: bytes, value: bytes) -> tuple[int, bytes]:
+        """Return (the whole unit's length, the bytes) of a piece in the file beside, by its row; verified. Raises
+        `PayloadCorrupt`."""
+        found = layout.parse_place(self.path, key, memoryview(value), self.form)
+        assert found is not None
+        length, place = found
+        try:
+            body = self._bodies.read(place, layout.placed_length(self.path, key, length, self.form))
+        except OSError as error:
+            if error.errno in SHORT:
+                raise StoreShort(f"{self._bodies.path}: {error}") from error
+            raise layout.corrupt(self.path, key, "bytes that can be read", error) from error
+        layout.check_placed(self.path, key, value, body)
+        return length, body
 
     def scan(self, run: int, uid: int, first: int, last: int, *, bodies: bool = True) -> Iterator[StoredEntry]:
         """Yield the entries of a group between two indexes, rising. Copied out in chunks of about 1 MiB, one short
@@ -422,7 +476,7 @@ class Generation:
     def measure(self) -> Measured:
         """Scan and verify every row: the slots as they really are. Costs a read of the whole file, in transactions
         of a chunk each."""
-        scan = Measuring(self.path, self.form)
+        scan = Measuring(self.path, self.form, self._placed)
         at: bytes | None = bytes(KEY.size)
         while at is not None:
             env = self._enter()
@@ -435,8 +489,7 @@ class Generation:
                         if size >= 8 * _CHUNK_BYTES:
                             at = key
                             break
-                        scan.visit(key, value)
-                        size += len(value)
+                        size += scan.visit(key, value)
                         found = cursor.next()
             except lmdb.Error as error:
                 raise self._failure(error) from error

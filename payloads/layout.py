@@ -35,6 +35,8 @@ HASH_BYTES = 16
 PAGE = 4096
 PAGE_HEAD = 16
 """LMDB's own header at the start of an overflow run: a value of n * 4096 - 16 bytes wastes nothing."""
+PLACE_ROW = struct.Struct("<16sQQ")
+"""Of a piece in the file beside: hash, length of the whole unit, where the piece's bytes begin."""
 PIECE_BYTES = 256 * PAGE - PAGE_HEAD - PIECE_ROW.size
 """Payload bytes of a full piece: about 1 MiB, what one read copies and verifies at most."""
 LEAF_BYTES = 1900
@@ -47,10 +49,17 @@ FORMAT_1_TAIL_BYTES = 1024
 FORMAT = 2
 """How units are cut; a generation's own format says how its units are. 1: one tail at most, and none of a single
 page."""
+BESIDE = 3
+"""The format with units of `BESIDE_BYTES` and more in a file beside the environment (`bodies`), without tails."""
+NEWEST = BESIDE
+BESIDE_BYTES = 16 << 10
+"""Below it LMDB costs no more than the row that says where a body is."""
 
 OWN = 0
 """The run number of the generation's own rows."""
-HEADER, STATISTICS, JOB, LEDGER = 1, 2, 3, 4
+HEADER, STATISTICS, JOB, LEDGER, BODIES = 1, 2, 3, 4, 5
+END_ROW = struct.Struct("<Q")
+"""Of the file beside: where what rows name ends."""
 
 
 class SourceUnit(NamedTuple):
@@ -148,11 +157,18 @@ def unwrap(path: str, key: bytes, value: memoryview) -> memoryview:
     return value[HASH_BYTES:]
 
 
+def is_beside(length: int, form: int) -> bool:
+    """Return whether a unit of this length, if it has rows of its own, lies in the file beside."""
+    return form >= BESIDE and length >= BESIDE_BYTES
+
+
 def piece_lengths(length: int, form: int = FORMAT) -> list[int]:
     """Return how a unit of `length` bytes is cut into rows. A pure function of length and format: nothing about it is
     stored."""
     full, rest = divmod(length, PIECE_BYTES)
     lengths = [PIECE_BYTES] * full
+    if is_beside(length, form):
+        return [*lengths, rest] if rest else lengths
     spare = (rest + PIECE_ROW.size + PAGE_HEAD) % PAGE
     if form == 1:
         if rest > PAGE and 0 < spare <= FORMAT_1_TAIL_BYTES:
@@ -189,8 +205,8 @@ def row_pages(value_bytes: int) -> int:
 
 
 class Plan(NamedTuple):
-    """How one entry will be stored: kept units as (unit, offset in the payload, inline?), and an estimate of its
-    map bytes."""
+    """How one entry will be stored: kept units as (unit, offset in the payload, inline?), and an estimate of the bytes
+    that it takes, of the map and of the file beside."""
 
     units: list[tuple[SourceUnit, int, bool]]
     map_bytes: int
@@ -202,12 +218,12 @@ class Plan(NamedTuple):
         return ENTRY_ROW.size + UNIT_ROW.size * len(self.units)
 
 
-def plan(row: SourceRow) -> Plan:
+def plan(row: SourceRow, form: int = FORMAT) -> Plan:
     """Decide what is inline: packs, until the entry row reaches the size of a piece; everything else gets rows of
     its own."""
     kept: list[tuple[SourceUnit, int, bool]] = []
     live = row.live_units
-    offset = inline_bytes = map_bytes = 0
+    offset = inline_bytes = map_bytes = beside = 0
     for given in row.units:
         unit = given if type(given) is SourceUnit else SourceUnit(*given)
         if live is None or unit.number in live:
@@ -215,12 +231,15 @@ def plan(row: SourceRow) -> Plan:
             kept.append((unit, offset, inline))
             if inline:
                 inline_bytes += unit.length
+            elif is_beside(unit.length, form):
+                map_bytes += row_pages(PLACE_ROW.size) * len(piece_lengths(unit.length, form))
+                beside += unit.length
             else:
                 map_bytes += sum(row_pages(size + PIECE_ROW.size) for size in piece_lengths(unit.length))
         offset += unit.length
     found = Plan(kept, 0, inline_bytes)
     map_bytes += row_pages(found.overhead + len(row.data) + inline_bytes)
-    return found._replace(map_bytes=map_bytes + map_bytes // 50)
+    return found._replace(map_bytes=map_bytes + map_bytes // 50 + beside)
 
 
 def entry_value(key: bytes, term: int, data: Buffer, planned: Plan, inline: Sequence[Buffer]) -> bytes:
@@ -273,3 +292,38 @@ def parse_piece(path: str, key: bytes, value: memoryview) -> tuple[int, memoryvi
     if value[:HASH_BYTES] != got:
         raise corrupt(path, key, bytes(value[:HASH_BYTES]).hex(), got.hex())
     return int.from_bytes(length, "little"), value[PIECE_ROW.size :]
+
+
+def place_value(key: bytes, unit_bytes: int, place: int, piece: Buffer) -> bytes:
+    """Return the row of a piece that lies in the file beside."""
+    where = unit_bytes.to_bytes(8, "little") + place.to_bytes(8, "little")
+    return xxhash.xxh3_128_digest(piece, xxhash.xxh3_64_intdigest(key + where)) + where
+
+
+def parse_place(path: str, key: bytes, value: memoryview, form: int) -> tuple[int, int] | None:
+    """Return (the whole unit's length, where this piece begins) of a row of a piece in the file beside; None for one
+    that holds its bytes. Nothing is verified yet: see `check_placed`."""
+    if len(value) < PIECE_ROW.size:
+        raise corrupt(path, key, f"{PIECE_ROW.size} bytes", len(value))
+    length = int.from_bytes(value[HASH_BYTES : PIECE_ROW.size], "little")
+    if not is_beside(length, form):
+        return None
+    if len(value) != PLACE_ROW.size:
+        raise corrupt(path, key, f"{PLACE_ROW.size} bytes", len(value))
+    return length, int.from_bytes(value[PIECE_ROW.size :], "little")
+
+
+def placed_length(path: str, key: bytes, unit_bytes: int, form: int) -> int:
+    """Return how long a piece of a unit is."""
+    lengths = piece_lengths(unit_bytes, form)
+    piece: int = KEY.unpack(key)[5]
+    if piece >= len(lengths):
+        raise corrupt(path, key, f"one of {len(lengths)} pieces", piece)
+    return lengths[piece]
+
+
+def check_placed(path: str, key: bytes, value: bytes, body: bytes) -> None:
+    """Verify the bytes of a piece that lay where its row says."""
+    got = xxhash.xxh3_128_digest(body, xxhash.xxh3_64_intdigest(key + value[HASH_BYTES:]))
+    if value[:HASH_BYTES] != got:
+        raise corrupt(path, key, value[:HASH_BYTES].hex(), got.hex())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from logyard.protocol.errors import SHORT, GenerationFailed, GenerationUnfinished, PayloadCorrupt, StoreShort
@@ -51,11 +52,13 @@ class Measured(NamedTuple):
 class Measuring:
     """Feed it every row in key order."""
 
-    __slots__ = ("path", "_form", "_runs", "_entries", "_damage", "_bad", "_open", "_wanted", "_slots")
+    __slots__ = ("path", "_form", "_placed", "_runs", "_entries", "_damage", "_bad", "_open", "_wanted", "_slots")
 
-    def __init__(self, path: str, form: int) -> None:
+    def __init__(self, path: str, form: int, placed: Callable[[bytes, bytes], tuple[int, bytes]]) -> None:
+        """Take what reads and verifies a piece in the file beside, by key and value of its row."""
         self.path = path
         self._form = form
+        self._placed = placed
         self._runs: dict[int, Columns] = {}
         self._entries = 0
         self._damage: list[str] = []
@@ -64,8 +67,9 @@ class Measuring:
         self._wanted: set[tuple[int, int]] = set()
         self._slots: list[tuple[int, int]] = []
 
-    def visit(self, key: bytes, value: memoryview) -> None:
-        """Count one row, still in the map."""
+    def visit(self, key: bytes, value: memoryview) -> int:
+        """Count one row, still in the map; return how many bytes were read."""
+        size = len(value)
         run, uid, index, _, unit, piece = KEY.unpack(key)
         try:
             if run == layout.OWN:
@@ -83,12 +87,16 @@ class Measuring:
                     for number in range(len(layout.piece_lengths(found.length, self._form)))
                 }
             else:
-                layout.parse_piece(self.path, key, value)
+                if layout.parse_place(self.path, key, value, self._form) is None:
+                    layout.parse_piece(self.path, key, value)
+                else:
+                    size += len(self._placed(key, bytes(value))[1])
                 if self._open == (run, uid, index):
                     self._wanted.discard((unit, piece))
         except PayloadCorrupt as error:
             self._damage.append(str(error))
             self._bad.add((run, uid, index) if run != layout.OWN else (0, 0, 0))
+        return size
 
     def _close(self) -> None:
         """Close the open entry, which is complete, or is not."""

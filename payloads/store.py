@@ -34,13 +34,14 @@ class StoreConfig(NamedTuple):
     """Limits. `generation_bytes`: a map's fixed size. `transaction_bytes`: one sync while migrating.
     `ledger_slots`: sizes kept in memory, 20 bytes each. `drop_current_bytes`: a current generation with nothing
     live and this much in it is sealed and dropped too. `remote_writer`: jobs run in another process; here
-    generations are opened for reading only."""
+    generations are opened for reading only. `beside`: new ones have a file for large bodies."""
 
     generation_bytes: int = 1 << 30
     transaction_bytes: int = 8 << 20
     ledger_slots: int = 2_000_000
     drop_current_bytes: int = 64 << 20
     remote_writer: bool = False
+    beside: bool = False
 
 
 class GenerationInfo(NamedTuple):
@@ -73,7 +74,7 @@ class PayloadStore:
         self.config = config
         self._disk = disk
         self._journal = Journal(os.path.join(self.directory, IN_USE))
-        maps = GenerationConfig(config.generation_bytes, config.transaction_bytes)
+        maps = GenerationConfig(config.generation_bytes, config.transaction_bytes, config.beside)
         self.catalog = Catalog(self.directory, maps, disk, journal=self._journal, writer=not config.remote_writer)
         self._lock = threading.RLock()
         self._placement = Placement(self.catalog, config.ledger_slots, self.fail)

@@ -18,6 +18,7 @@ import xxhash
 from logyard.protocol.errors import GenerationFailed, PayloadCorrupt
 
 from . import layout
+from .bodies import Bodies
 from .layout import KEY, Buffer, Plan, SourceRow, SourceUnit
 from .ledger import ENTRY_SLOT, Columns
 
@@ -33,10 +34,12 @@ def quiet(step: str, size: int) -> None:
 
 
 class GenerationConfig(NamedTuple):
-    """Limits, in bytes: the map's fixed size, and what one transaction writes (it is one fdatasync)."""
+    """Limits, in bytes: the map's fixed size, which bounds the file beside it too, and what one transaction writes (it
+    is one fdatasync). `beside`: new generations have such a file."""
 
     map_bytes: int = 1 << 30
     transaction_bytes: int = 8 << 20
+    beside: bool = False
 
 
 class Statistics(NamedTuple):
@@ -99,7 +102,7 @@ class Writing:
     __slots__ = (
         "path", "_env", "_config", "_statistics", "_state", "_run", "_job", "_previous", "_step",
         "_txn", "_columns", "_rows", "_map_bytes", "_tail", "_entries", "_bytes", "_damaged",
-        "_batch_bytes", "_entry_count", "_last", "_form",
+        "_batch_bytes", "_entry_count", "_last", "_form", "_bodies",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +117,7 @@ class Writing:
         previous: int,
         step: Step,
         form: int,
+        bodies: Bodies,
     ) -> None:
         assert run > layout.OWN and (state is None or state.run == run)
         self.path = path
@@ -126,6 +130,7 @@ class Writing:
         self._previous = previous if state is None else state.previous
         self._step = step
         self._form = form
+        self._bodies = bodies
         self._txn: lmdb.Transaction[bytes] | None = None
         self._columns = Columns()
         self._rows: list[SourceRow] = []
@@ -142,7 +147,7 @@ class Writing:
         current: SourceRow | None = None
         try:
             for row in rows:
-                planned = layout.plan(row)
+                planned = layout.plan(row, self._form)
                 if not planned.units:
                     continue
                 assert (row.uid, row.index) > self._last, "rows rise in (uid, index)"
@@ -189,7 +194,7 @@ class Writing:
         map_bytes = self._config.map_bytes
         reserve = max(64 * layout.PAGE, min(map_bytes >> 6, 4 << 20))
         used = (self._env.info()["last_pgno"] + 1) * layout.PAGE
-        return used + self._map_bytes + more + reserve <= map_bytes
+        return used + self._bodies.end + self._map_bytes + more + reserve <= map_bytes
 
     def _begin(self) -> lmdb.Transaction[bytes]:
         if self._txn is None:
@@ -220,6 +225,7 @@ class Writing:
             if is_inline:
                 continue
             hasher = xxhash.xxh3_128(seed=unit.seed) if unit.hash else None
+            beside = layout.is_beside(unit.length, self._form)
             for piece, length in enumerate(layout.piece_lengths(unit.length, self._form)):
                 body = ready[offset] if offset in ready else _exactly(row, offset, length)
                 if len(body) != length:
@@ -227,7 +233,12 @@ class Writing:
                 if hasher is not None:
                     hasher.update(body)
                 key = KEY.pack(self._run, row.uid, row.index, row.term, unit.number + 1, piece)
-                self._put_row(key, layout.piece_value(key, unit.length, body))
+                if beside:
+                    place = self._bodies.append(body)
+                    self._put_row(key, layout.place_value(key, unit.length, place, body))
+                    self._batch_bytes += length
+                else:
+                    self._put_row(key, layout.piece_value(key, unit.length, body))
                 if offset in ready:
                     ready[offset + length] = memoryview(ready.pop(offset))[length:]
                 offset += length
@@ -282,6 +293,10 @@ class Writing:
         """Commit the rows so far."""
         txn, size = self._txn, self._batch_bytes
         if txn is not None:
+            if self._bodies.waits:
+                # Durable before the rows that say where they are.
+                key = layout.own_key(layout.BODIES)
+                txn.put(key, layout.wrap(key, layout.END_ROW.pack(self._bodies.flush())))
             self._step(f"before {step}", 0)
             txn.commit()
             self._txn = None
@@ -316,6 +331,7 @@ class Writing:
         self._map_bytes = self._entry_count = 0
 
     def _abort(self) -> None:
+        self._bodies.drop()
         if self._txn is not None:
             self._txn.abort()
             self._txn = None

@@ -84,7 +84,7 @@ class LogyardDataSource(DataSource):
         if self._of_kv:
             from .kv_table import KvStreamReader, parse_kv
 
-            return KvStreamReader(lambda: parse_kv(self.options, "revision"))
+            return KvStreamReader(lambda: parse_kv(self.options, "revision", "maxPartitionKeys"))
         from .stream import StreamReader
 
         def parsed() -> Options:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import pyarrow
@@ -29,7 +28,20 @@ from logyard.client.sync import Yard, connect_sync
 from logyard.protocol.kv import Compacted, Delete, KeyValue, Put, range_of
 
 from .errors import DataLoss, OptionError
-from .options import Option, check_servers, names, plain, seconds
+from .option_table import (
+    Option,
+    check_servers,
+    check_tls,
+    count,
+    fields_of,
+    markdown,
+    meant,
+    names,
+    plain,
+    seconds,
+    tls_of,
+    without_sparks_own,
+)
 from .stream_offsets import BadOffset
 
 if TYPE_CHECKING:
@@ -75,6 +87,7 @@ KV_OPTIONS: tuple[Option, ...] = (
     Option("revision", "revision", _revision, "", "A batch's: keys as of this revision, not as of now."),
     Option("startingRevision", "starting", _starting, "latest", "A stream's: changes from this revision on, `earliest`"
            " (of the history) or `latest`."),
+    Option("maxPartitionKeys", "max_keys", count, "10000", "A batch's: keys of a task; more are read by several."),
     Option("timeoutSeconds", "timeout_s", seconds, "60", "How long one question is tried."),
     Option("tlsCa", "tls_ca", plain, "", "As for logs."),
     Option("tlsCertificate", "tls_certificate", plain, "", "As for logs."),
@@ -92,6 +105,7 @@ class KvOptions:
     prefix: str | None
     revision: int | None
     starting: str | int
+    max_keys: int
     timeout_s: float
     tls_ca: str | None
     tls_certificate: str | None
@@ -99,47 +113,26 @@ class KvOptions:
 
     def connect(self) -> Yard:
         """Return the cluster. Close it."""
-        from pathlib import Path
-
-        from logyard.protocol.tls import TlsConfig
-
-        tls = None
-        if self.tls_ca and self.tls_certificate and self.tls_key:
-            tls = TlsConfig(ca=Path(self.tls_ca), certificate=Path(self.tls_certificate), key=Path(self.tls_key))
+        tls = tls_of(self.tls_ca, self.tls_certificate, self.tls_key)
         return connect_sync(self.servers, timeout=self.timeout_s, tls=tls)
 
 
 def parse_kv(given: Mapping[str, str], *refused: str) -> KvOptions:
     """Return the options; those that are `refused` belong to another use. Raises `OptionError`."""
-    texts = {name.lower(): value for name, value in given.items()}
-    for own in ("checkpointlocation", "queryname"):
-        texts.pop(own, None)
-    fields: dict[str, Any] = {}
-    for option in KV_OPTIONS:
-        value = texts.pop(option.name.lower(), None)
-        if value is not None and option.name in refused:
-            raise OptionError(f"{option.name}: this is not for {'a sink' if 'prefix' in refused else 'this read'}")
-        if value is None and not option.default:
-            fields[option.field] = None
-            continue
-        try:
-            fields[option.field] = option.parse(option.default if value is None else value)
-        except ValueError as error:
-            raise OptionError(f"{option.name}: {error}, not {value!r}") from None
-    known = {one.name.lower(): one.name for one in KV_OPTIONS}
-    for name in texts:
-        near = get_close_matches(name, known, 1)
-        said = f"is it {known[near[0]]}?" if near else f"there are {', '.join(known.values())}"
-        raise OptionError(f"{name}: with machine=kv there is no such option; {said}")
+    use = "a sink" if "prefix" in refused else "this read"
+    fields, _ = fields_of(
+        KV_OPTIONS,
+        without_sparks_own(given),
+        lambda option: f"this is not for {use}" if option.name in refused else "",
+        lambda name: f"{name}: with machine=kv there is no such option; {meant(name, KV_OPTIONS)}",
+    )
     if fields["machine"] != "kv":
         raise OptionError(f"machine: kv is expected, not {fields['machine']!r}; logs are read and written without it")
     for name in ("servers", "group"):
         if not fields[name]:
             raise OptionError(f"{name}: it is needed with machine=kv")
     check_servers(fields["servers"])
-    tls = [fields[name] for name in ("tls_ca", "tls_certificate", "tls_key")]
-    if any(tls) and not all(tls):
-        raise OptionError("tlsCa: tlsCa, tlsCertificate and tlsKey go together")
+    check_tls(fields)
     return KvOptions(**fields)
 
 
@@ -153,41 +146,60 @@ def spark_schema() -> StructType:
 
 @dataclass
 class KvPartition(InputPartition):
-    """Keys as of `end`, or what the revisions behind `first` up to `end` changed."""
+    """Keys from `key` to `until` as of `end`, or what the revisions behind `first` up to `end` changed."""
 
     first: int
     end: int
+    key: bytes = b""
+    until: bytes = b""
 
 
 class KvReader(DataSourceReader):
-    """All keys at one revision, in one task."""
+    """All keys at one revision, in tasks of so many keys."""
 
     def __init__(self, options: KvOptions) -> None:
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Return the task: the revision is fixed here."""
+        """Return the tasks: the revision is fixed here. Costs a question for the keys of each task. Raises
+        `DataLoss`."""
+        key, end = range_of((self.options.prefix or "").encode(), None, True)
+        tasks: list[InputPartition] = []
         with closing(self.options.connect()) as yard:
-            return [KvPartition(0, self.options.revision or yard.kv(self.options.group).status()["revision"])]
+            kv = yard.kv(self.options.group)
+            revision = self.options.revision or kv.status()["revision"]
+            while True:
+                keys = self._page(kv, key, end, revision, self.options.max_keys, keys_only=True)
+                if len(keys) < self.options.max_keys:
+                    return [*tasks, KvPartition(0, revision, key, end)]
+                following = keys[-1].key + b"\0"
+                tasks.append(KvPartition(0, revision, key, following))
+                key = following
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the keys. Raises `DataLoss`."""
         assert isinstance(partition, KvPartition)
         with closing(self.options.connect()) as yard:
-            kv = yard.kv(self.options.group)
-            yield from batches(map(row_of, self._keys(kv, partition.end)))
+            yield from batches(map(row_of, self._keys(yard.kv(self.options.group), partition)))
 
-    def _keys(self, kv: KV, revision: int) -> Iterator[KeyValue]:
-        key, end = range_of((self.options.prefix or "").encode(), None, True)
+    def _keys(self, kv: KV, wanted: KvPartition) -> Iterator[KeyValue]:
+        key = wanted.key
         while True:
-            try:
-                page = kv.range(key, end, revision=revision, limit=PAGE_KEYS)
-            except Compacted as error:
-                raise DataLoss(f"KV group {self.options.group!r}: {error}: read it anew") from error
-            yield from page.kvs
-            if len(page.kvs) < PAGE_KEYS:
+            page = self._page(kv, key, wanted.until, wanted.end, PAGE_KEYS)
+            yield from page
+            if len(page) < PAGE_KEYS:
                 return
-            key = page.kvs[-1].key + b"\0"
+            key = page[-1].key + b"\0"
+            if key == wanted.until:
+                return
+
+    def _page(
+        self, kv: KV, key: bytes, end: bytes, revision: int, limit: int, keys_only: bool = False
+    ) -> Sequence[KeyValue]:
+        try:
+            return kv.range(key, end, revision=revision, limit=limit, keys_only=keys_only).kvs
+        except Compacted as error:
+            raise DataLoss(f"KV group {self.options.group!r}: {error}: read it anew") from error
 
 
 class KvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -312,7 +324,7 @@ def parse_kv_sink(given: Mapping[str, str], schema: StructType, overwrite: bool)
             raise OptionError(f"{name}: {kind}: a KV sink takes key and value (binary or string) and deleted (boolean)")
     if not {"key", "value"} <= columns.keys():
         raise OptionError("key, value: a KV sink needs both columns; value is null where deleted is true")
-    return parse_kv(given, "prefix", "revision", "startingRevision")
+    return parse_kv(given, "prefix", "revision", "startingRevision", "maxPartitionKeys")
 
 
 class Writes:
@@ -374,6 +386,4 @@ class KvStreamSink(Writes, DataSourceStreamArrowWriter):
 
 def kv_table() -> str:
     """Return the table of docs/guides/spark.md."""
-    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
-    rows += [f"| {one.name} | {f'`{one.default}`' if one.default else ''} | {one.doc} |" for one in KV_OPTIONS]
-    return "\n".join(rows) + "\n"
+    return markdown(KV_OPTIONS)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -134,6 +134,10 @@ class Pending:
             self.unknown.clear()
             self.since = now
         self.next = following
+
+    def go_back(self, offset: int) -> None:
+        """Ask for all behind an offset again: what came of it was of no use."""
+        self.next = offset
 
     def refuse(self, node: int, error: LogyardError) -> None:
         """Ask a node last, which did not help."""
@@ -347,18 +351,34 @@ class NetworkSource:
         return found
 
     def read(self, wanted: Sequence[Wanted], reading: Reading) -> Iterator[pyarrow.RecordBatch]:
-        """See `LogSource.read`. A range is asked for again from where it stands, so no record comes twice."""
-        from . import frames
-
+        """See `LogSource.read`. A range is asked for again from where it stands, so no record comes twice. The next
+        question is under way while an answer is decoded and its rows are taken."""
         now = time.monotonic()
         queue = deque(
             Pending(one.log, one.uid, one.first, one.end, self._order(one.nodes), now)
             for one in wanted
             if one.first < one.end
         )
-        while queue:
-            asked = self._front(queue)
-            scan = self._scan(asked, reading)
+        if queue:
+            ahead = ThreadPoolExecutor(1, thread_name_prefix="logyard-read")
+            try:
+                yield from self._read_ahead(queue, reading, ahead)
+            finally:
+                # Who stops listening waits for nothing.
+                ahead.shutdown(wait=False, cancel_futures=True)
+
+    def _read_ahead(
+        self, queue: deque[Pending], reading: Reading, ahead: ThreadPoolExecutor
+    ) -> Iterator[pyarrow.RecordBatch]:
+        from . import frames
+
+        asked = self._front(queue)
+        scan = self._scan(asked, reading)
+        while True:
+            stood = [(one, one.next) for one in asked]
+            gaps = list(self._settle(queue, asked, scan, reading))
+            following = self._front(queue) if queue else []
+            coming = ahead.submit(self._scan, following, reading) if following else None
 
             def fetch(number: int, offset: int, size: int, asked: Sequence[Pending] = asked) -> Iterator[bytes]:
                 return self._body(asked[number], offset, size)
@@ -366,11 +386,21 @@ class NetworkSource:
             try:
                 yield from frames.decode(scan, [one.name for one in asked], reading, fetch)
             except frames.Damaged as error:
-                # Checked before anything of the answer was handed on.
+                # Checked before anything of the answer was handed on: all of it is asked for anew, and what comes is
+                # behind it.
+                wait([coming] if coming else [])
+                for one, offset in stood:
+                    one.go_back(offset)
+                left = [one for one in [*following, *queue] if all(one is not other for other, _ in stood)]
+                queue = deque([*asked, *left])
                 self._elsewhere(asked[error.number], error, scan.node)
-                queue.extendleft(reversed(asked))
-                continue
-            yield from self._settle(queue, asked, scan, reading)
+                following = self._front(queue)
+                coming = ahead.submit(self._scan, following, reading)
+            else:
+                yield from gaps
+            if coming is None:
+                return
+            asked, scan = following, coming.result()
 
     def body(self, wanted: Wanted, offset: int, size: int) -> Iterator[bytes]:
         """See `LogSource.body`."""

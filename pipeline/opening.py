@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from .option_table import tls_of
 from .options import Options
 from .sources import LogSource
 
 if TYPE_CHECKING:
-    from logyard.protocol.tls import TlsConfig
-
     from .network import NetworkSource
 
 
@@ -52,14 +51,3 @@ def open_network(options: Options) -> NetworkSource:
     assert options.servers is not None
     tls = tls_of(options.tls_ca, options.tls_certificate, options.tls_key)
     return NetworkSource(options.servers, tls=tls, timeout_s=options.timeout_s)
-
-
-def tls_of(ca: str | None, certificate: str | None, key: str | None) -> TlsConfig | None:
-    """Return how a client proves itself, from the names of three files; None without them."""
-    if not (ca and certificate and key):
-        return None
-    from pathlib import Path
-
-    from logyard.protocol.tls import TlsConfig
-
-    return TlsConfig(ca=Path(ca), certificate=Path(certificate), key=Path(key))

@@ -1,9 +1,8 @@
-"""The options of the data source: one table from which they are parsed, refused and documented.
+"""The options of the data source over logs.
 
 Every option is checked when a DataFrame is loaded, before anything is asked of a cluster, as far as batches and streams
-agree on it: Spark does not tell a Python source which of them is loaded before it begins (decision 0030). An error
-begins with the option's name, since only the first line survives the way to Spark. Used by `datasource` and `stream`;
-pure.
+agree on it: Spark does not tell a Python source which of them is loaded before it begins (decision 0030). Used by
+`datasource` and `stream`; pure.
 """
 
 from __future__ import annotations
@@ -11,12 +10,24 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from .errors import OptionError
+from .option_table import (
+    Option,
+    check_servers,
+    check_tls,
+    count,
+    fields_of,
+    flag,
+    markdown,
+    names,
+    nearest,
+    plain,
+    seconds,
+)
 from .partitions import LOG_ROWS_WEIGHT
 from .sources import INLINE_BYTES, Reading
 
@@ -31,53 +42,12 @@ SIZE = re.compile(r"(\d+)\s*(?:([kmgt])i?)?b?", re.IGNORECASE)
 UNITS = {None: 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
-class Option(NamedTuple):
-    """One option: its text becomes the field `field` by `parse`; `default` is the text of one that is not given, in a
-    stream `streams_default`. `only`: `BATCH` or `STREAM` for one that the other refuses, `why` says then what to do."""
-
-    name: str
-    field: str
-    parse: Callable[[str], Any]
-    default: str
-    doc: str
-    only: str = ""
-    why: str = ""
-    streams_default: str | None = None
-
-
-def plain(text: str) -> str:
-    """Return a text as it is."""
-    return text
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Return the names of a list."""
-    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not found:
-        raise ValueError("a list of names, separated by commas, is expected")
-    return found
-
-
 def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
     return text
-
-
-def flag(text: str) -> bool:
-    """Return true or false."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    raise ValueError("true or false is expected")
-
-
-def count(text: str) -> int:
-    """Return a whole number above 0."""
-    if text.isdigit() and int(text) > 0:
-        return int(text)
-    raise ValueError("a whole number above 0 is expected")
 
 
 def _size(text: str) -> int:
@@ -99,17 +69,6 @@ def _millis(text: str) -> int:
     if text.isdigit():
         return int(text)
     raise ValueError("milliseconds since 1970 are expected")
-
-
-def seconds(text: str) -> float:
-    """Return seconds, above 0."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if found > 0:
-        return found
-    raise ValueError("a number of seconds above 0 is expected")
 
 
 def _object(text: str, least: int) -> dict[str, int]:
@@ -313,27 +272,13 @@ def parse_loaded(given: Mapping[str, str]) -> Options:
 def parse_options(given: Mapping[str, str], kind: str = BATCH) -> Options:
     """Return the options of a `BATCH` or a `STREAM`; names are not case-sensitive. Raises `OptionError`; it begins with
     the option's name."""
-    texts = {name.lower(): (name, text) for name, text in given.items()}
-    fields: dict[str, Any] = {}
-    present: set[str] = set()
-    for option in OPTIONS:
-        _, text = texts.pop(option.name.lower(), ("", None))
-        default = option.default
-        if kind == STREAM and option.streams_default is not None:
-            default = option.streams_default
-        if text is not None:
-            if option.only not in ("", kind):
-                raise OptionError(f"{option.name}: {option.why}")
-            present.add(option.name)
-        elif not default:
-            fields[option.field] = None
-            continue
-        try:
-            fields[option.field] = option.parse(default if text is None else text)
-        except ValueError as error:
-            raise OptionError(f"{option.name}: {error}, not {text!r}") from None
-    for name, _ in texts.values():
-        raise OptionError(_unknown(name, kind))
+    fields, present = fields_of(
+        OPTIONS,
+        given,
+        lambda option: option.why if option.only not in ("", kind) else "",
+        lambda name: _unknown(name, kind),
+        streams=kind == STREAM,
+    )
     _exactly_one(present, "servers", "path")
     if "path" in present and not present & {"subscribe", "subscribePattern", "assign"}:
         fields["pattern"] = ".*"
@@ -361,14 +306,6 @@ def parse_options(given: Mapping[str, str], kind: str = BATCH) -> Options:
     found = Options(**fields)
     _check_place(found)
     return found
-
-
-def check_tls(fields: Mapping[str, object]) -> None:
-    """Raise `OptionError` where some of the TLS options are given and others not."""
-    named = (("tlsCa", "tls_ca"), ("tlsCertificate", "tls_certificate"), ("tlsKey", "tls_key"))
-    missing = [name for name, field in named if fields[field] is None]
-    if 0 < len(missing) < 3:
-        raise OptionError(f"{missing[0]}: it is needed too: tlsCa, tlsCertificate and tlsKey go together")
 
 
 NO_LEAST = (
@@ -405,11 +342,10 @@ def _unknown(name: str, kind: str) -> str:
         return f"{foreign}: there is no such option; {ELSEWHERE[foreign]}"
     if name.lower().startswith("kafka."):
         return f"{name}: there is no such option; there is no Kafka client behind this format, and nothing to set in it"
-    known = {one.name.lower(): one.name for one in OPTIONS if one.only in ("", kind)}
-    near = get_close_matches(name.lower(), known, 1)
-    if near:
-        return f"{name}: there is no such option; is it {known[near[0]]}?"
-    return f"{name}: there is no such option (Spark tells names in lower case); there are {', '.join(known.values())}"
+    known = [option.name for option in OPTIONS if option.only in ("", kind)]
+    if near := nearest(name, known):
+        return f"{name}: there is no such option; is it {near}?"
+    return f"{name}: there is no such option (Spark tells names in lower case); there are {', '.join(known)}"
 
 
 def _exactly_one(present: set[str], *names: str) -> None:
@@ -420,18 +356,6 @@ def _exactly_one(present: set[str], *names: str) -> None:
         raise OptionError(f"{given[1]}: it excludes {given[0]}; give exactly one of {', '.join(names)}")
 
 
-def check_servers(servers: Iterable[str]) -> None:
-    """Raise `OptionError` for what is no address."""
-    from logyard.client.session import parse_address
-    from logyard.protocol.errors import BadRequest
-
-    for server in servers:
-        try:
-            parse_address(server)
-        except BadRequest as error:
-            raise OptionError(f"servers: {error}") from None
-
-
 def _check_place(options: Options) -> None:
     check_servers(options.servers or ())
     if options.path is not None and not os.path.isdir(options.path):
@@ -440,10 +364,7 @@ def _check_place(options: Options) -> None:
 
 def options_table(kind: str = BATCH) -> str:
     """Return a table of docs/guides/spark.md: a batch's options, or those that only a stream has."""
-    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
-    chosen = [one for one in OPTIONS if (one.only == STREAM) == (kind == STREAM)]
-    rows += [f"| {one.name} | {f'`{one.default}`' if one.default else ''} | {one.doc} |" for one in chosen]
-    return "\n".join(rows) + "\n"
+    return markdown(one for one in OPTIONS if (one.only == STREAM) == (kind == STREAM))
 
 
 def foreign_table() -> str:

@@ -26,6 +26,10 @@ LONG_UNIT = 0xFFFFFFFF
 """As a unit number in the directory: a payload that came in pieces, which have hashes of their own."""
 
 
+JOINED_BYTES = 4096
+"""Parts below it, on the average, travel as one buffer: they cost a copy, and many buffers cost more."""
+
+
 class Extra(NamedTuple):
     """A body that is not in its pack: `data` is empty where it did not come along."""
 
@@ -73,7 +77,7 @@ class Columns:
         # Without the marks of compressed payloads: all heads of a pack together are far below one.
         heads_end = table_end + heads % MARK
         end = len(pack) if bodies else heads_end
-        if not bodies:
+        if not bodies and len(pack) > heads_end:
             # What is not sent is not to be kept until the answer is.
             pack = memoryview(bytes(pack[:heads_end]))
         self._runs.append(
@@ -96,8 +100,14 @@ class Columns:
 
     def finish(self) -> tuple[dict[str, Any], list[Buffer]]:
         """Return (what the header says of the sections, the sections)."""
-        joined = [b"".join(part) for part in (self._runs, self._tables, self._heads, self._smalls, self._directory)]
-        return {"sections": [len(part) for part in joined]}, [*joined, *self._bodies]
+        sections = (self._runs, self._tables, self._heads, self._smalls, self._directory)
+        parts: list[Buffer] = []
+        lengths = []
+        for section in sections:
+            size = sum(map(len, section))
+            lengths.append(size)
+            parts += section if size > JOINED_BYTES * len(section) else [b"".join(section)]
+        return {"sections": lengths}, [*parts, *self._bodies]
 
 
 class Sections(NamedTuple):

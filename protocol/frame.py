@@ -266,11 +266,24 @@ def encode_parts(
     `table` is flat: head length, body length (`ABSENT`: none) of each record; `small` are the bodies below `LARGE`;
     `region` is the command region, for UNIFORM the one command.
     """
-    count = len(heads)
-    packed = b"".join((struct.pack(f"<{2 * count}I", *table), *heads, *small))
-    large_bytes = sum(map(len, large))
-    head = FRAME.pack(FRAME_VERSION, flags, len(large), count, len(region), len(packed), large_bytes, session, sequence)
-    return [b"".join((head, region, packed)), *large]
+    pack = (struct.pack(f"<{2 * len(heads)}I", *table), *heads, *small)
+    return encode_pack(len(heads), pack, large, region, flags=flags, session=session, sequence=sequence)
+
+
+def encode_pack(
+    count: int,
+    pack: Sequence[Buffer],
+    large: Sequence[Buffer],
+    region: bytes,
+    *,
+    flags: int = UNIFORM,
+    session: int = 0,
+    sequence: int = 0,
+) -> list[Buffer]:
+    """Return the buffers of one command frame from the parts of its pack, as they follow one another in it."""
+    packed, large_bytes = sum(map(len, pack)), sum(map(len, large))
+    head = FRAME.pack(FRAME_VERSION, flags, len(large), count, len(region), packed, large_bytes, session, sequence)
+    return [b"".join((head, region, *pack)), *large]
 
 
 def renumbered(frame: Sequence[Buffer], session: int, sequence: int) -> list[Buffer]:

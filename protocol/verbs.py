@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+import msgpack
+
 from .errors import BadRequest
 
 TEXT_MAX = 256
@@ -24,6 +26,12 @@ CHANGES_MAX = 128
 """Members of a group, leaving and coming."""
 RANGES_MAX = 1024
 """Ranges of one scan or seek."""
+BATCH_NAMES = 4096
+"""Groups that one call creates asleep."""
+MEMBERS_MAX = 64
+"""Nodes of a group at its creation."""
+ARGUMENTS_BYTES = 1024
+"""A machine's arguments of a batch, which each of its groups keeps: as msgpack."""
 REQUESTS_MAX = 4096
 WATCHES_MAX = 65_536
 BOARD_ROWS = 2000
@@ -188,6 +196,46 @@ def names(name: str) -> Field:
     return Field(name, takes, check, container=True)
 
 
+def fresh_names(name: str) -> Field:
+    """Take the names of groups to create."""
+    takes = f"a list of 1 to {BATCH_NAMES} names"
+
+    def check(value: Any) -> list[str]:
+        if isinstance(value, list) and 0 < len(value) <= BATCH_NAMES and all(isinstance(one, str) for one in value):
+            return value
+        raise BadRequest(f"{name} is {takes}")
+
+    return Field(name, takes, check, container=True)
+
+
+def nodes(name: str) -> Field:
+    """Take the nodes of a group."""
+    takes = f"a list of 1 to {MEMBERS_MAX} node numbers"
+
+    def check(value: Any) -> list[int]:
+        if isinstance(value, list) and 0 < len(value) <= MEMBERS_MAX and all(type(n) is int and n > 0 for n in value):
+            return value
+        raise BadRequest(f"{name} is {takes}")
+
+    return Field(name, takes, check, container=True)
+
+
+def small_map(name: str) -> Field:
+    """Take a map that is kept once for each group of a batch; empty unless said."""
+    takes = f"a map of at most {ARGUMENTS_BYTES} bytes as msgpack"
+
+    def check(value: Any) -> dict[str, Any]:
+        if value == ():
+            return {}
+        sound = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        if sound and len(msgpack.packb(value)) <= ARGUMENTS_BYTES:
+            found: dict[str, Any] = value
+            return found
+        raise BadRequest(f"{name} is {takes}")
+
+    return Field(name, takes, check, (), container=True)
+
+
 def changes(name: str) -> Field:
     """Take a list of (kind, node)."""
     takes = f"a list of at most {CHANGES_MAX} pairs of a kind and a node"
@@ -229,13 +277,28 @@ def specs(name: str) -> Field:
 def listed(name: str, kind: type, most: int) -> Field:
     """Take a list of one type; empty unless said. Its handler looks into it."""
     takes = f"a list of at most {most} of type {kind.__name__}"
+    only = {kind}
 
     def check(value: Any) -> list[Any]:
         if type(value) is tuple:
             return []
-        if type(value) is not list or len(value) > most or not all(type(one) is kind for one in value):
+        if type(value) is not list or len(value) > most or not {*map(type, value)} <= only:
             raise BadRequest(f"{name} is {takes}")
         return value
+
+    return Field(name, takes, check, (), container=True)
+
+
+def mapping(name: str) -> Field:
+    """Take a map with texts for keys; empty unless said. Its handler looks into it."""
+    takes = f"a map of at most {TEXT_MAX} texts to values"
+
+    def check(value: Any) -> dict[str, Any]:
+        if type(value) is tuple:
+            return {}
+        if isinstance(value, dict) and len(value) <= TEXT_MAX and all(isinstance(key, str) for key in value):
+            return value
+        raise BadRequest(f"{name} is {takes}")
 
     return Field(name, takes, check, (), container=True)
 
@@ -290,6 +353,11 @@ def _is_range(one: Any, width: int) -> bool:
 _TABLE = (
     Verb("cluster", (), NODE, True, READ),
     Verb("create", (specs("specs"),), NODE, False, CREATE),
+    Verb(
+        "create_batch",
+        (fresh_names("names"), nodes("members"), text("machine", "log"), small_map("arguments")),
+        NODE, True, CREATE,
+    ),
     Verb("delete", (NAME, flag("force", False)), LEADER, False, ADMIN),
     Verb("list", (), NODE, True, READ),
     Verb("describe", (NAME,), MEMBER, True, READ),
@@ -313,6 +381,7 @@ _TABLE = (
     Verb("producer", (NAME, number("producer", least=1)), LEADER, True, WRITE),
     Verb("epoch", (NAME, *EPOCH), LEADER, True, WRITE),
     Verb("epoch_done", (NAME, *EPOCH), LEADER, True, WRITE),
+    Verb("partition", (NAME, raw("command")), LEADER, True, ADMIN),
     Verb("epoch_state", (NAME, number("producer", least=1)), LEADER, True, READ),
     Verb(
         "session_open", (NAME, SESSION, number("client", least=1), number("ttl_ms", least=1)), LEADER, True, WRITE
@@ -378,6 +447,21 @@ _TABLE = (
     Verb("seek", (ranges("times", 3),), NODE, True, READ),
     Verb("audit", (ranges("range", most=1), number("max_bytes", least=1)), NODE, True, READ),
     Verb("key_metrics", (names("names"),), NODE, True, READ),
+    Verb(
+        "catalog",
+        (text("section"), text("question"), mapping("values"), text("consistency", "local")),
+        NODE, True, READ,
+    ),
+    Verb("catalog_change", (text("section"), text("change"), mapping("values")), NODE, False, CLUSTER),
+    Verb(
+        "join",
+        (
+            raw("token"), number("directory", least=1), text("peer_address"), text("client_address"),
+            text("zone", "-"),
+            number("replaces", 0),
+        ),
+        NODE, True, CLUSTER,
+    ),
 )  # fmt: skip
 
 VERBS: Mapping[str, Verb] = MappingProxyType({verb.name: verb for verb in _TABLE})

@@ -84,12 +84,22 @@ class NodeConfig:
             "take no time of the node's interpreter; otherwise by threads."
         },
     )
+    catalog: bool = field(
+        default=False,
+        metadata={
+            "meaning": "Whether this node takes part in the cluster's [catalogue](guides/cluster.md): set it on all "
+            "nodes. Names of logs are then the cluster's, and creations and deletions need a majority of the "
+            "catalogue's voters."
+        },
+    )
     peers: Mapping[int, Address] = field(default_factory=dict)
     clients: Mapping[int, Address] = field(default_factory=dict)
     tls: TlsConfig | None = None
     client_tls: TlsConfig | None = None
     machines: Mapping[str, str] = field(default_factory=dict)
     limits: SystemConfig = field(default_factory=SystemConfig)
+    joined: int = 0
+    """The number of a directory that became a node by joining; not a key."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.id <= _NODE_ID_MAX:
@@ -232,7 +242,7 @@ def _place_of(variable: str) -> tuple[str, str] | None:
 def _node_value(key: str, value: object, root: Path) -> object:
     if key == "id":
         return _node_number("node.id", value)
-    if key == "writer_process":
+    if key in ("writer_process", "catalog"):
         return _switch(key, value)
     if not isinstance(value, str):
         raise BadRequest(f"node.{key} = {value!r}: must be text in quotes", key=f"node.{key}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .catalog.join import Invitation
     from .config import NodeConfig
     from .node import Node
 
@@ -52,20 +53,25 @@ def leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def run_node(path: Path, *, until_eof: bool = False) -> int:
-    """Serve until stopped; return the exit code. Errors of the world become one line on standard error."""
+def run_node(path: Path, *, until_eof: bool = False, invitation: Invitation | None = None) -> int:
+    """Serve until stopped; return the exit code. `invitation`: an empty directory joins first. Errors of the world
+    become one line on standard error."""
     from logyard.protocol.errors import BadRequest, LogyardError, Outdated, WalFailed
 
+    from .catalog.join import has_number, joined_config
     from .config import load_config, read_secret
     from .tls import open_doors
 
     try:
-        config = load_config(path, os.environ)
+        if invitation is None and has_number(path, os.environ):
+            config = load_config(path, os.environ)
+        else:
+            config = joined_config(path, os.environ, invitation)
         open_doors(config)
         read_secret(config)
-    except BadRequest as error:
+    except LogyardError as error:
         print(f"logyard serve: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, BadRequest) else 1
     try:
         run_loop(config, until_eof=until_eof)
     except BaseException as error:

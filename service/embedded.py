@@ -18,10 +18,12 @@ from typing import Any, BinaryIO
 import trio
 
 from logyard.client._async.admin import AdminVerbs
+from logyard.client._async.consumer import TopicVerbs
 from logyard.client._async.frames import FramedKV, FramedLog, FramedMachine, FramedQueue
 from logyard.client.admin import Call, T
 from logyard.client.background import background
 from logyard.client.board import Standing, standings
+from logyard.client.first_of import first_of
 from logyard.client.kv import Watches
 from logyard.client.lane import Window
 from logyard.client.log import SESSION_TTL_S, close_call
@@ -43,6 +45,7 @@ from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Unknown, UnknownGroup
 from logyard.protocol.frame import Frame
 from logyard.protocol.pending import DROP, PendingReply
+from logyard.protocol.records import Page
 from logyard.protocol.verbs import VERBS
 
 from .door.dispatch import Data, SystemPort, serve_call, taken
@@ -59,7 +62,7 @@ LATE_S = 0.01
 """A command may be waited for so much longer than it was said."""
 
 
-class EmbeddedSystem(AdminVerbs):
+class EmbeddedSystem(AdminVerbs, TopicVerbs):
     """A node of this process, with the verbs of a client's yard. `find` gives a group's member, or raises
     `UnknownGroup`; `consistent` the same, once a read of it may be answered. `timeout` (seconds) bounds each verb that
     is not given its own."""
@@ -164,6 +167,18 @@ class EmbeddedSystem(AdminVerbs):
         """Run a task until the system is closed; not at all when it is."""
         if not self.closed:
             self._nursery.start_soon(task)
+
+    def background(self, task: Callable[[], Any]) -> None:
+        """Run a task until it or the system ends."""
+        self.spawn(task)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait."""
+        await trio.sleep(seconds)
+
+    async def first_of(self, polls: Sequence[Callable[[float], Any]], wait: float) -> tuple[int, Page] | None:
+        """Ask all at once; see `client.first_of`."""
+        return await first_of(self.runtime, polls, wait)
 
     def _give_back(self) -> None:
         self._freed.unpark_all()
@@ -330,6 +345,9 @@ class SessionPushes:
         """Give what the machine sent to who listens."""
         self._pushed(wire.unpack(wire.pack({**header, "dropped": self._dropped})), memoryview(b"".join(body)))
         return True
+
+    async def room(self, size: int) -> None:
+        """Do nothing: whoever reads has it all at once."""
 
     def missed(self) -> None:
         """Count what was lost; the next push says so."""

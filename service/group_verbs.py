@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import trio
 
+from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
+from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Spec
+from logyard.machines.catalog.logs import RESERVED
 from logyard.machines.registry import BUILT_IN
-from logyard.protocol.errors import WrongKind
+from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, UnknownGroup, WrongKind
 from logyard.protocol.pending import PendingReply, Sink
+
+LED_SECONDS = 0.2
+"""An election is a few round trips and syncs; who asks who leads asks again, later and later."""
+SYSTEM = ("catalog",)
+"""Machines of groups that clients do not speak to."""
+
+
+def _check_open(machine: object) -> None:
+    if machine in SYSTEM:
+        raise BadRequest(f"the machine {machine!r} is the cluster's own")
 
 
 def kind_of(member: Member) -> str:
@@ -38,6 +53,12 @@ class Registry(Protocol):
         """Create groups on all their members; equal ones may exist."""
         ...
 
+    async def create_batch(
+        self, names: Sequence[str], members: Sequence[int], machine: str, arguments: Mapping[str, Any]
+    ) -> int:
+        """Create groups of one definition, asleep; return how many are new."""
+        ...
+
     async def delete(self, uids: Sequence[int]) -> None:
         """Delete groups here, and tell the other members' nodes."""
         ...
@@ -62,8 +83,17 @@ class GroupVerbs:
 
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create groups; equal ones may exist. Returns name and uid of each."""
+        for spec in specs:
+            _check_open(spec.get("machine"))
         found = await self._registry.create(specs)
         return [{"name": spec.name, "uid": spec.uid, "members": list(spec.voters)} for spec in found]
+
+    async def create_batch(
+        self, names: Sequence[str], members: Sequence[int], machine: str, arguments: Mapping[str, Any]
+    ) -> int:
+        """Create groups of one definition, asleep; return how many are new."""
+        _check_open(machine)
+        return await self._registry.create_batch(names, members, machine, arguments)
 
     async def delete_group(self, name: str, force: bool = False) -> None:
         """Delete a group: a command, on its leader; members that are away learn of it when they speak. `force`: tell
@@ -92,7 +122,72 @@ class GroupVerbs:
         found = []
         for name in names:
             member = self._groups.find(name)
+            if member.spec.machine in SYSTEM:
+                raise UnknownGroup(f"{name!r} is the cluster's own", name=name)
             compress = member.spec.arguments.get("compress") == "zstd"
             raft = member.raft
             found.append((name, member.uid, raft.leader, list(raft.configuration.voters), compress, kind_of(member)))
         return found
+
+    def sleeping(self, names: Sequence[str]) -> list[str]:
+        """Return which of some groups sleep here; wakes none."""
+        known, members = self._groups.names, self._members
+        return [name for name in names if (uid := known.get(name, 0)) and uid not in members]
+
+    async def led_soon(self, names: Sequence[str]) -> None:
+        """Wait a moment for groups that were woken just now to have a leader."""
+        with trio.move_on_after(LED_SECONDS), contextlib.suppress(LogyardError):
+            for member in map(self._groups.find, names):
+                await wait(member, partial(_is_led, member))
+
+
+def _is_led(member: Member) -> bool:
+    return member.raft.leader != 0
+
+
+class Births(Protocol):
+    """Who makes groups by way of the catalogue."""
+
+    async def create(self, requests: Sequence[Mapping[str, Any]]) -> Sequence[Spec]:
+        """Create groups whose names nobody in the cluster has."""
+        ...
+
+    async def create_batch(
+        self, names: Sequence[str], members: Sequence[int], machine: str, arguments: Mapping[str, Any]
+    ) -> int:
+        """Create groups of one definition, asleep; return how many are new."""
+        ...
+
+    async def delete(self, uid: int) -> None:
+        """Mark a group as deleted. Raises `UnknownGroup`, `Refused`."""
+        ...
+
+
+class ByCatalogue:
+    """Creations and deletions where the cluster has a catalogue. `delete` lets a group go, as without one."""
+
+    def __init__(
+        self, births: Births, find: Callable[[str], Member], delete: Callable[[str, bool], Awaitable[None]]
+    ) -> None:
+        self._births = births
+        self.create_batch = births.create_batch
+        self._find = find
+        self._delete = delete
+
+    async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Create groups, whose names are nobody else's in the cluster; equal ones may exist."""
+        found = await self._births.create(specs)
+        return [{"name": spec.name, "uid": spec.uid, "members": list(spec.voters)} for spec in found]
+
+    async def delete_group(self, name: str, force: bool = False) -> None:
+        """Delete a group; the catalogue knows it first, so that nobody counts on it any more. Raises `NotLeader`."""
+        if name == RESERVED:
+            raise Refused(f"{name!r} is the cluster's own")
+        member = self._find(name)
+        if not force:
+            check_leader(member)
+        try:
+            await self._births.delete(member.uid)
+        except UnknownGroup:
+            raise Busy(f"the catalogue, which does not know {name!r} yet,", 1.0) from None
+        await self._delete(name, force)

@@ -128,9 +128,10 @@ def format_config(
     limits: Mapping[str, object],
     tls: TlsConfig | None = None,
     secret: Path | None = None,
+    catalog: bool = False,
 ) -> str:
     """Return the text of a node's node.toml. `tls`: the files of both of its doors; `secret`: what its peers share
-    without."""
+    without; `catalog`: it takes part in one, and others may join."""
     others = [other for other in nodes if other is not node]
     lines = [
         "[node]",
@@ -140,7 +141,8 @@ def format_config(
         f"directory = {json.dumps(str(node.data))}",
         f'client_listen = "{node.client_address}"',
         f'peer_listen = "{node.peer_address}"',
-        *secret_lines(secret if others and tls is None else None),
+        *secret_lines(secret if (others or catalog) and tls is None else None),
+        *(["catalog = true"] if catalog else []),
         "",
         "[peers]",
         *(f'"{other.node_id}" = "{other.peer_address}"' for other in others),
@@ -189,6 +191,7 @@ class LocalCluster:
         limits: Mapping[str, object] | None = None,
         environment: Mapping[str, str] | None = None,
         tls: bool = False,
+        catalog: bool = False,
     ) -> None:
         assert count >= 1
         self.directory = directory.resolve()
@@ -197,7 +200,10 @@ class LocalCluster:
         self.limits = dict(limits or {})
         self.environment = dict(environment or {})
         self.tls = tls
+        self.catalog = catalog
         self.nodes: dict[int, LocalNode] = {}
+        self.options: dict[int, Sequence[str]] = {}
+        """More of a node's command line."""
 
     @property
     def addresses(self) -> list[str]:
@@ -246,9 +252,9 @@ class LocalCluster:
             issue(self.directory / "tls", CLUSTER, self.nodes, [CLIENT])
         for node in everyone:
             files = tls_files(self.directory / "tls", f"node-{node.node_id}") if self.tls else None
-            text = format_config(node, everyone, CLUSTER, self.limits, files, self.secret)
+            text = format_config(node, everyone, CLUSTER, self.limits, files, self.secret, self.catalog)
             node.config_path.write_text(text, encoding="utf-8")
-        if self.count > 1 and not self.tls:
+        if (self.count > 1 or self.catalog) and not self.tls:
             make_secret(self.secret)
 
     def add_secret(self) -> None:
@@ -274,7 +280,7 @@ class LocalCluster:
         """Start one node's process without waiting for it."""
         node = self.nodes[node_id]
         command = [sys.executable, "-m", "logyard.service.cli", "serve", "--until-eof"]
-        command += ["--config", str(node.config_path)]
+        command += ["--config", str(node.config_path), *self.options.get(node_id, ())]
         # Limits may come from our environment; what names one node must not reach three.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(NODE_VARIABLES)}
         node.run(command, {**inherited, **self.environment})

@@ -31,6 +31,7 @@ from .node import Node, build_system
 
 PATIENCE_S = 20.0
 LOOK_S = 0.001
+CATALOG_LOOK_S = 0.05
 MIB = 1 << 20
 SMALL: dict[str, Any] = {
     "wal_file_bytes": MIB,
@@ -57,6 +58,7 @@ class MemoryCluster:
         nursery: trio.Nursery,
         machines: Mapping[str, Callable[[], Machine]],
         limits: Mapping[str, Any],
+        catalog: bool = False,
     ) -> None:
         self.path = path
         self.ids = list(range(1, count + 1))
@@ -64,6 +66,7 @@ class MemoryCluster:
         self.network = MemoryNetwork(TransportConfig.of(self.config), seed=7, step_ms=5)
         self.nodes: dict[int, Node] = {}
         self.failures: dict[int, BaseException] = {}
+        self.catalog = catalog
         self._machines = dict(machines)
         self._nursery = nursery
         self._scopes: dict[int, tuple[trio.CancelScope, trio.Event]] = {}
@@ -89,6 +92,10 @@ class MemoryCluster:
                 if theirs is not None and number not in theirs.known:
                     theirs.add_peer(number)
         self.network.connect()
+        if self.catalog:
+            said = {"peer": f"memory:{number}", "client": f"memory-client:{number}"}
+            keeper = node.keep_catalogue(said, self.ids, _nothing, _nothing, CATALOG_LOOK_S)
+            node.system.spawn(keeper.run)
         return node
 
     async def _run(
@@ -216,6 +223,10 @@ class MemoryCluster:
         assert all(state == first for state in states.values()), f"members of {name} differ: {states}"
 
 
+async def _nothing(*what: object) -> None:
+    """Learn nothing of addresses: nodes of one process know each other."""
+
+
 async def until(condition: Callable[[], object], what: str) -> None:
     """Return when `condition` holds; fail when it does not for a long time."""
     with trio.move_on_after(PATIENCE_S):
@@ -231,13 +242,14 @@ async def cluster(
     nodes: int = 3,
     *,
     machines: Mapping[str, Callable[[], Machine]] | None = None,
+    catalog: bool = False,
     **limits: Any,
 ) -> AsyncIterator[MemoryCluster]:
     """Run `nodes` nodes in one process, with directories below `path`. `machines`: your own kinds by name, made without
-    arguments; `limits`: of `SystemConfig`."""
+    arguments; `catalog`: the nodes take part in a catalogue; `limits`: of `SystemConfig`."""
     Path(path).mkdir(parents=True, exist_ok=True)
     async with background(trio.open_nursery(), trio.Cancelled) as nursery:
-        found = MemoryCluster(Path(path), nodes, nursery, machines or {}, limits)
+        found = MemoryCluster(Path(path), nodes, nursery, machines or {}, limits, catalog)
         await nursery.start(found.network.run)
         for number in found.ids:
             await found.start(number)

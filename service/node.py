@@ -9,37 +9,51 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk.door import Disk
 from logyard.engine.host.engine import System
+from logyard.engine.log.meta_batch import MetaBatch
+from logyard.engine.log.meta_rows import PLACES
 from logyard.engine.machine import Machine
-from logyard.engine.ports import NoPeers, PeersPort
+from logyard.engine.ports import NoPeers
 from logyard.engine.replica.member import Member
+from logyard.engine.transport.blobs import CATALOG_ANSWER, CATALOG_ASK, CATALOG_VIEW, without_body
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers
+from logyard.engine.transport.reactor import reactor
 from logyard.engine.types import Buffer
 from logyard.machines.log.command import TRUNCATE
 from logyard.machines.registry import create_machine
-from logyard.protocol.errors import BadRequest, UnknownGroup
+from logyard.protocol.errors import BadRequest, Refused, UnknownGroup
 from logyard.protocol.frame import FRAME_BYTES, UNIFORM, encode_frame
 from logyard.protocol.pending import PendingReply, Sink
 
 from . import group_verbs, machine_verbs, status
 from .addresses import ADMIN
+from .catalog import calls as catalog_calls
+from .catalog import keeper
+from .catalog.births import Births
+from .catalog.calls import CatalogCalls
+from .catalog.join import said
+from .catalog.keeper import Keeper
+from .catalog.mover import Mover
+from .catalog.places import Address, Place, Places, address
+from .catalog.places import decode as decode_places
+from .catalog.verbs import NO_CATALOG, CatalogVerbs
 from .config import NodeConfig, read_secret
 from .consistency import Consistency, Waits
 from .door import pushes
 from .door.kv_calls import KvPort
 from .door.pushes import Listening
 from .door.server import ADMIN_PLACES, RpcServer
-from .group_verbs import GroupVerbs
+from .group_verbs import ByCatalogue, GroupVerbs
 from .kv import watch as kv_watch
 from .kv.reads import KvReads
 from .kv.verbs import KvVerbs
@@ -61,6 +75,8 @@ from .tls import Door, PeerGuard, open_doors
 from .writer.process import COMMAND as WRITER_COMMAND
 from .writer.process import WriterProcess
 
+AnyVerb: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+
 
 class Node:
     """The verbs of one node, by name, from the parts that have them. One for each process that serves or embeds.
@@ -76,6 +92,10 @@ class Node:
         self.config = system.config
         self.metrics_port = 0
         self.doors: list[Door] = []
+        self.keeper: Keeper | None = None
+        self.catalog: AnyVerb = _no_catalog
+        self.catalog_change: AnyVerb = _no_catalog
+        self.join: AnyVerb = _no_catalog
         # The bytes of a connection: their commands share a turn.
         self._submit = system.replicas.commands.submit
         self.receiving = system.ready_loop.hold
@@ -96,6 +116,7 @@ class Node:
         groups = group_verbs.Groups(system.names, system.members, system.member, system.quiescence.lookup.find_used)
         verbs = GroupVerbs(groups, system.host.groups, system.replicas.commands.propose)
         self.create_groups, self.delete_group = verbs.create_groups, verbs.delete_group
+        self.create_batch, self.sleeping, self.led_soon = verbs.create_batch, verbs.sleeping, verbs.led_soon
         self.require_kind, self.locate = verbs.require_kind, verbs.locate
         self.membership = Membership(
             self.node_id,
@@ -127,6 +148,7 @@ class Node:
         self.poll, self.read_body, self.bounds = verbs.poll, verbs.read_body, verbs.bounds
         self.truncate, self.retain, self.open_producer = verbs.truncate, verbs.retain, verbs.open_producer
         self.open_epoch, self.epoch_state, self.close_epoch = verbs.open_epoch, verbs.epoch_state, verbs.close_epoch
+        self.partition = verbs.partition
         groups = log_scan.Groups(system.names, system.members, system.quiescence.table, self._find)
         scans = LogScan(self.node_id, config.poll_bytes_max, groups, system.replicas.reader)
         self.log_rows, self.scan, self.seek = scans.log_rows, scans.scan, scans.seek
@@ -213,6 +235,51 @@ class Node:
             "scrub": system.repair.scrub.status,
             "peers": lambda: [one._asdict() for one in system.peers.status()],
         }
+
+    def keep_catalogue(
+        self,
+        said: Mapping[str, Any],
+        configured: Collection[int],
+        meet: Callable[[int, str, str], Awaitable[None]],
+        part: Callable[[int], Awaitable[None]],
+        look_s: float = keeper.LOOK_S,
+    ) -> Keeper:
+        """Take part in the catalogue: creations and deletions go by it from now on. `said`: what this node says of
+        itself, `configured`: the nodes of its configuration, `meet` and `part`: a node has these addresses, or is
+        gone. The keeper returned is to be run."""
+        system, registry = self.system, self.system.host.groups
+        table, own = system.quiescence.table, system.incarnation
+
+        def find() -> Member | None:
+            return self.keeper.member() if self.keeper is not None else None
+
+        network = catalog_calls.Network(system.live, lambda *blob: system.peers.send_blob(*blob))
+        calls = CatalogCalls(self.node_id, find, self.command, network, system.spawn)
+        births = Births(calls, registry)
+        here = keeper.Here(
+            self.node_id, self.cluster_id,
+            lambda: {"directory": own.origin.directory, "epoch": own.epoch, "versions": dict(keeper.VERSIONS), **said},
+            system.names, system.members,
+            lambda: (uid for uid, _ in table.rows("CASE leader WHEN 0 THEN under ELSE leader END = ?", self.node_id)),
+            system.find, system.has, system.live, configured,
+        )  # fmt: skip
+        change = self.membership.change_membership
+        mover = Mover(calls, system.members, change, self.transfer, system.spawn)
+        doors = keeper.Doors(
+            lambda node, view: system.peers.send_blob(node, CATALOG_VIEW, 0, view), calls, mover, registry,
+            births.finish, change, meet, part,
+        )  # fmt: skip
+        self.keeper = found = Keeper(here, doors, look_s)
+        system.host.inbound.hear((CATALOG_ASK, CATALOG_ANSWER), without_body(calls.on_blob))
+        system.host.inbound.hear(
+            (CATALOG_VIEW,), without_body(lambda node, kind, request, header: found.on_view(node, header))
+        )
+        verbs = CatalogVerbs(self.node_id, self.cluster_id, found, calls, system.host.follower_reads.within)
+        self.catalog, self.catalog_change, self.join = verbs.ask, verbs.change, verbs.join
+        by_catalogue = ByCatalogue(births, system.member, self.delete_group)
+        self.create_groups, self.delete_group = by_catalogue.create_groups, by_catalogue.delete_group
+        self.create_batch = by_catalogue.create_batch
+        return self.keeper
 
     def _find(self, name: str, uid: int) -> Member:
         """Return a group's member, woken. Raises `UnknownGroup`, also when the name is another group's than `uid`."""
@@ -306,6 +373,21 @@ def build_system(
     return System(path, node_id, cluster_id, config, store, machines, draw or own.randrange, disk, writer)
 
 
+async def _no_catalog(*what: object) -> Any:
+    """Refuse a verb about the catalogue."""
+    raise Refused(NO_CATALOG)
+
+
+def _addresses(config: NodeConfig, known: Mapping[int, Place], proof: bool) -> dict[int, Address]:
+    """Return where the nodes listen, this one included; nothing for one that is alone and that nobody may join."""
+    others = {**config.peers, **{number: address(place.peer) for number, place in known.items()}}
+    return {**others, config.id: config.peer_listen} if others or (config.catalog and proof) else {}
+
+
+async def _store(batches: MetaBatch, rows: Sequence[tuple[bytes, bytes]]) -> None:
+    await batches.commit(lambda: rows)
+
+
 async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio.TASK_STATUS_IGNORED) -> None:
     """Run the daemon: engine, transport and client door until cancelled; `started` when clients are answered.
 
@@ -319,20 +401,25 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
         Path(config.directory), config.id, config.cluster, limits, machines=machines, writer_command=command
     )
     await system.open()
+    sockets = reactor()
+    if sockets is not None:
+        system.ready_loop.share(sockets.soon)
     try:
-        peers: PeersPort | Peers = NoPeers()
-        if config.peers:
-            own = system.incarnation
+        known = decode_places(system.meta.get(PLACES)) if config.catalog else {}
+        peers: NoPeers | Peers = NoPeers()
+        secret, own = read_secret(config), system.incarnation
+        addresses = _addresses(config, known, peer_door is not None or secret is not None)
+        if addresses:
             peers = Peers(
-                config.id, config.cluster, own.epoch, {config.id: config.peer_listen, **config.peers},
-                TransportConfig.of(limits), system.host.inbound, healthy=system.host.disk_health.healthy,
-                at_rest=system.host.ticker.is_resting, digest=system.quiescence.digests.digest,
-                guard=None if peer_door is None else PeerGuard(peer_door), secret=read_secret(config),
-                origin=own.origin, known=own.acquaintances, vitals=system.vitals,
+                config.id, config.cluster, own.epoch, addresses, TransportConfig.of(limits), system.host.inbound,
+                healthy=system.host.disk_health.healthy, at_rest=system.host.ticker.is_resting,
+                digest=system.quiescence.digests.digest, guard=None if peer_door is None else PeerGuard(peer_door),
+                secret=secret, origin=own.origin, known=own.acquaintances, vitals=system.vitals,
             )  # fmt: skip
         node = Node(system)
         node.doors = [door for door in (peer_door, client_door) if door is not None]
         clients = {number: f"{host}:{port}" for number, (host, port) in config.client_addresses.items()}
+        clients |= {number: place.client for number, place in known.items()}
         host, port = config.client_listen
         rpc = RpcServer(node, f"{host}:{port}", clients, limits, client_door)
         near = f"unix:{os.path.join(os.path.abspath(config.directory), ADMIN)}"
@@ -345,6 +432,16 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
             await nursery.start(rpc.serve)
             admin.client_addresses = {**rpc.client_addresses, config.id: near}
             await nursery.start(admin.serve)
+            if config.catalog:
+
+                def tell(number: int, client: str) -> None:
+                    for door in (rpc, admin):
+                        door.introduce(number, client)
+
+                network = peers if isinstance(peers, Peers) else None
+                places = Places(known, network, partial(_store, system.storage.meta_batch), tell)
+                keeper_ = node.keep_catalogue(said(config), config.nodes, places.meet, places.part)
+                await nursery.start(keeper_.run)
             if config.metrics_listen is not None:
                 from .metrics_http import MetricsServer
 

@@ -48,8 +48,9 @@ class StoreAdapter:
 
     def __init__(self, directory: Path, config: SystemConfig, disk: Disk, writer: WriterProcess | None = None) -> None:
         limits = StoreConfig(
-            config.generation_bytes, config.generation_transaction_bytes, remote_writer=writer is not None
-        )
+            config.generation_bytes, config.generation_transaction_bytes, remote_writer=writer is not None,
+            beside=bool(config.generation_files),
+        )  # fmt: skip
         self._store = PayloadStore(directory, limits, disk)
         self._disk = disk
         self._writer = writer

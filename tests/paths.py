@@ -1,11 +1,12 @@
-"""`python -m tests.paths [--rounds N] [--json]`: how long the product's paths are, in files and calls.
+"""`python -m tests.paths [--rounds N] [--json] [--record]`: how long the product's paths are, in files and calls.
 
 Three real nodes and a client run in this process, on loopback. Three things are done again and again, alone: one append
 of 8 KiB until it is acknowledged, one release until its bytes are recycled (`truncate`, then `compact` everywhere), and
 one snapshot transfer to a new member. While one is under way every call of a function of ours is counted, in every
 thread: `calls`, the `files` they lie in, the `changes` from one file to another, the `objects` that were made of our
-classes, and the `turns` of the ready loop. Of each figure the smallest of all rounds is shown: the rest is what ticks
-and renewals add by chance.
+classes, the `turns` of the ready loop, and the system calls of sockets and of the disk, by name. Of each figure the
+smallest of all rounds is shown: the rest is what ticks and renewals add by chance. `--record` writes those of an append
+into paths.json, under this version of Python: what a change may not make longer unnoticed (`tests/test_paths.py`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ QUIET: dict[str, Any] = {
 }  # fmt: skip
 OURS = tuple(str(ROOT / name) + "/" for name in (*PACKAGES, "protocol")) + (str(ROOT / "logyard") + "/",)
 TURN = ("ready_loop.py",)
+RECORDED = Path(__file__).with_name("paths.json")
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+SYSTEM_CALLS = frozenset(
+    {
+        "sendmsg", "send", "recv_into", "recv", "recvmsg_into", "poll", "pwritev", "pwrite", "preadv", "pread",
+        "fdatasync", "fsync",
+    }
+)  # fmt: skip
 PATIENCE_S = 60.0
 Deed = Callable[[], Awaitable[Any]]
 
@@ -56,12 +65,20 @@ class Counter:
     def begin(self) -> None:
         """Forget what was counted."""
         self.calls = self.changes = self.objects = self.turns = 0
+        self.system: dict[str, int] = {}
         self.files: set[str] = set()
         self.last: dict[int, str] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         """Count one call: what `sys.setprofile` calls."""
-        if event != "call" or not self.on:
+        if not self.on:
+            return
+        if event == "c_call":
+            name = getattr(argument, "__name__", "")
+            if name in SYSTEM_CALLS:
+                self.system[name] = self.system.get(name, 0) + 1
+            return
+        if event != "call":
             return
         code = frame.f_code
         path = code.co_filename
@@ -80,7 +97,7 @@ class Counter:
         """Return what was counted."""
         return {
             "files": len(self.files), "calls": self.calls, "changes": self.changes, "objects": self.objects,
-            "turns": self.turns,
+            "turns": self.turns, **self.system,
         }  # fmt: skip
 
 
@@ -106,7 +123,7 @@ class Paths:
             kept = self.found.setdefault(name, row)
             if row["calls"] <= kept["calls"]:
                 self.where[name] = sorted(str(Path(path).resolve().relative_to(ROOT)) for path in self.counter.files)
-            self.found[name] = {key: min(kept[key], row[key]) for key in row}
+            self.found[name] = {key: min(kept.get(key, 0), row.get(key, 0)) for key in {**kept, **row}}
 
     async def run(self, yard: Yard) -> None:
         """Measure all three."""
@@ -181,6 +198,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--files", action="store_true", help="name the files of each path too")
     parser.add_argument("--json", action="store_true", help="one object instead of lines")
+    parser.add_argument("--record", action="store_true", help="write down what an append is now")
     given = parser.parse_args(arguments)
     counter = Counter()
     threading.setprofile(counter)
@@ -191,6 +209,10 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+    if given.record:
+        kept = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+        kept[VERSION] = paths.found["append"]
+        RECORDED.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     if given.json:
         print(json.dumps({"ok": True, "paths": paths.found, **({"where": paths.where} if given.files else {})}))
         return 0

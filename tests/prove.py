@@ -71,6 +71,8 @@ STEPS = (
     Step("powercut", ("-m", "tests.powercut", "--cycles", "150")),
     Step("chaos-1", ("-m", "tests.chaos", "--minutes", "7", "--seed", "3")),
     Step("chaos-2", ("-m", "tests.chaos", "--minutes", "7", "--seed", "4")),
+    Step("groups-1", ("-m", "tests.groups", "--minutes", "8", "--seed", "1")),
+    Step("groups-2", ("-m", "tests.groups", "--minutes", "8", "--seed", "2")),
 )
 
 
@@ -96,6 +98,7 @@ MEASURES = (
     Measure("operations on daemons under faults", "chaos", ("operations",)),
     Measure("kills of daemons", "chaos", ("faults.kill9", "faults.kill9_all", "faults.writer_kill")),
     Measure("kills of Spark's processes in exactly-once copies", "spark-kills", ("kills",)),
+    Measure("records of consumer groups under faults", "groups", ("records",)),
     Measure("operations of histories checked", "chaos", ("histories",)),
     Measure("requests compared with etcd", "etcd", ("requests",)),
     Measure("mutants noticed", "mutants", ("noticed",)),
@@ -107,11 +110,16 @@ def figure(result: Any, key: str) -> float:
     """Return what a result holds under a dotted key: a number, the sum of a mapping, the length of a list, or 0."""
     for part in key.split("."):
         result = result.get(part) if isinstance(result, dict) else None
-    if isinstance(result, dict):
-        return sum(figure(result, each) for each in result)
-    if isinstance(result, list):
-        return len(result)
-    return float(result) if isinstance(result, int | float) else 0.0
+    return added_up(result)
+
+
+def added_up(value: Any) -> float:
+    """Return a number, the sum of a mapping's values, the length of a list, or 0."""
+    if isinstance(value, dict):
+        return sum(map(added_up, value.values()))
+    if isinstance(value, list):
+        return len(value)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:

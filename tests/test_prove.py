@@ -54,14 +54,17 @@ def test_a_step_that_passed_is_not_run_again_at_the_same_commit(
 def test_the_table_adds_up_what_the_steps_counted(tmp_path: Path) -> None:
     result = {"operations": 1200, "faults": {"kill9": 2, "pause": 3}, "histories": [1, 2], "lost": 0}
     chaos = [Step(name, ("-c", f"print({json.dumps(json.dumps(result))})")) for name in ("chaos-1", "chaos-2")]
+    simulated = json.dumps({"faults": {"C1.drift": 2, "D1.power_cut": 3}})
+    sim = Step("sim", ("-c", f"print({json.dumps(simulated)})"))
     page = tmp_path / "page.md"
     page.write_text(f"before\n{prove.BEGIN}\nold\n{prove.END}\nafter\n")
-    assert main(["--write"], [*chaos, FINE], tmp_path / "prove", page) == 0
+    assert main(["--write"], [*chaos, sim, FINE], tmp_path / "prove", page) == 0
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     for line in ("| operations on daemons under faults | 2,400 |", "| kills of daemons | 4 |", "| lost | 0 |"):
         assert line in text.splitlines()
-    assert "| operations of histories checked | 4 |" in text and "| fine |" in text and "hours simulated" not in text
+    assert "| operations of histories checked | 4 |" in text and "| fine |" in text and "power cuts" not in text
+    assert "| faults in simulations | 5 |" in text
 
 
 def test_a_table_of_some_steps_is_bad_usage(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ ERRORS = (
 PATHS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "logyard.bench.suite.checkouts": ("main",),
+        "logyard.bench.waterfall": ("main",),
         "logyard": ("AppendLog", "connect", "connect_sync", "open_system", *ERRORS),
         "logyard.client.aio": ("connect",),
         "logyard.client.errors": ERRORS,

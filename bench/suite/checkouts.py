@@ -16,18 +16,17 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CASES: dict[str, tuple[str, ...]] = {
-    "pipelined-256": ("append", "--logs", "1", "--size", "256", "--clients", "5", "--window", "500"),
-    "closed-256": ("append", "--logs", "1", "--size", "256", "--clients", "64"),
-    "logs-1000": ("append", "--logs", "1000", "--size", "256", "--clients", "1000"),
-    "pipelined-64k": ("append", "--logs", "1", "--size", "65536", "--clients", "4", "--window", "16"),
-    "alone-256": ("append", "--logs", "1", "--size", "256", "--clients", "1"),
-    "kv-put": ("kv", "--mode", "put", "--size", "256", "--clients", "64"),
-    "queue": ("queue", "--nodes", "1", "--size", "256"),
-}
+from .table import BadSuite, Case, case_of
+
+CASES = (
+    "pipelined-256", "closed-256", "logs-1000", "pipelined-64k", "alone-256", "one-alone-256", "kv-put", "queue-256",
+)  # fmt: skip
+"""Rows of the suite's table that are compared unless it is said which; `--case` takes any whose load has an end."""
+LOADS = ("append", "kv", "queue")
 WARMUP_S = "0.2"
 SHORT_S = 0.1
 SHORT_RUNS = 2
@@ -38,6 +37,15 @@ class Cost(NamedTuple):
 
     cpu_s: float
     operations: int
+
+
+def words_of(case: Case) -> list[str]:
+    """Return the words of `logyard bench` that run a case. Raises `BadSuite` for one that is no load: what it does is
+    not counted in operations, or needs what the command does not give."""
+    if case.kind not in LOADS or case.sync_delay_ms:
+        raise BadSuite(f"the case {case.name} is no load of the command line's: give one of {', '.join(CASES)}")
+    told = [(f"--{key}", str(value)) for key, value in case.settings.items()]
+    return [case.kind, "--nodes", str(case.nodes), *chain.from_iterable(told)]
 
 
 def used() -> float:
@@ -89,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m logyard.bench.suite.checkouts", description=__doc__)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="only these")
+    parser.add_argument("--case", action="append", metavar="NAME", help="only these of the suite's table")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--json", action="store_true", help="one object instead of lines")
@@ -98,9 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for one in checkouts:
         if not (one / "logyard").is_dir():
             parser.error(f"{one} is no checkout of logyard")
+    try:
+        words = {name: words_of(case_of(name)) for name in given.case or CASES}
+    except BadSuite as error:
+        parser.error(str(error))
     cases = {}
-    for name in given.case or CASES:
-        cases[name] = found = measure(checkouts, CASES[name], given.pairs, given.seconds)
+    for name, load in words.items():
+        cases[name] = found = measure(checkouts, load, given.pairs, given.seconds)
         if not given.json:
             print(f"{name}: {found['us_before']} us before, {found['us_after']} us after, {found['ratio']}", flush=True)
     if given.json:

@@ -87,6 +87,8 @@ CASES: tuple[Case, ...] = (
     Case("queue-256", "256 B published, 4 x 256, consumed meanwhile", "queue", 1),
     Case("queue-64k", "64 KiB published, 4 x 16, consumed meanwhile", "queue", 1,
          {"size": 65_536, "window": 16}),
+    Case("queue-1m", "1 MiB published, 4 x 4, consumed meanwhile by 4", "queue", 1,
+         {"size": MIB, "window": 4, "consumers": 4}),
     # Life: what goes wrong, and what costs while nothing happens.
     _time("failover-1000", "kill -9 of the leader of 1,000 logs, until all are written again", "failover",
           "failover_s", logs=1000),

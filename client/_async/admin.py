@@ -6,11 +6,12 @@ A verb that concerns a node rather than a group (snapshot, compact, status, list
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from logyard.protocol.errors import LogyardError
-from logyard.protocol.verbs import BOARD_ROWS
+from logyard.protocol.verbs import BATCH_NAMES, BOARD_ROWS
 
 from ..admin import (
     STATUS_PATIENCE_S,
@@ -19,6 +20,7 @@ from ..admin import (
     Rows,
     T,
     ask,
+    batch_call,
     board_call,
     call_leader,
     call_node,
@@ -64,6 +66,19 @@ class AdminVerbs(ABC):
         chosen = list(members) if members is not None else await self.nodes()
         for call in create_calls(group_spec(name, chosen, machine, arguments) for name in names):
             await self.run(call)
+
+    async def create_batch(
+        self, names: Iterable[str], *, members: Sequence[int] | None = None, machine: str = "log", **arguments: object
+    ) -> int:
+        """Create groups of one definition, as many as there are, asleep: an idle one costs some hundred bytes, and has
+        no leader until it is used first. Return how many are new; those that were there with the same definition are
+        left as they are. Raises `GroupExists`; calls of `BATCH_NAMES` names each are made one after the other, and each
+        is done wholly or not at all."""
+        chosen = list(members) if members is not None else await self.nodes()
+        created, left = 0, iter(names)
+        while batch := list(islice(left, BATCH_NAMES)):
+            created += await self.run(batch_call(batch, chosen, machine, arguments))
+        return created
 
     async def delete(self, name: str, force_on: int | None = None) -> None:
         """Delete a group and its data on all members; without a majority of them: from node `force_on`."""
@@ -163,6 +178,34 @@ class AdminVerbs(ABC):
         """Let `node` believe whoever comes next as node `lost`, whatever its data directory; return whether it knew
         one."""
         found: bool = await self.run(call_node("forget_node", node, lost=lost, force=force))
+        return found
+
+    async def catalog(
+        self,
+        section: str,
+        question: str,
+        values: Mapping[str, Any] | None = None,
+        *,
+        node: int | None = None,
+        consistency: str = "linearizable",
+    ) -> dict[str, Any]:
+        """Ask what the cluster's catalogue says, of node `node` (any): ``result``, and how fresh that is."""
+        said = {"section": section, "question": question, "values": dict(values or {}), "consistency": consistency}
+        found: dict[str, Any] = await self.run(call_node("catalog", node, **said))
+        return found
+
+    async def change_catalog(self, section: str, command: str, values: Mapping[str, Any]) -> Any:
+        """Change what operators may change in the cluster's catalogue; return what came of it."""
+        return await self.run(call_node("catalog_change", None, section=section, change=command, values=dict(values)))
+
+    async def join(
+        self, token: bytes, directory: int, peer: str, client: str, zone: str = "-", replaces: int = 0
+    ) -> dict[str, Any]:
+        """Let an empty data directory become a node of the cluster, by an invitation; return its number."""
+        said = {"token": token, "directory": directory, "zone": zone, "replaces": replaces}
+        found: dict[str, Any] = await self.run(
+            call_node("join", None, peer_address=peer, client_address=client, **said)
+        )
         return found
 
     async def skip(self, name: str, index: int, ordinal: int) -> None:

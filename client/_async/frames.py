@@ -50,9 +50,9 @@ class FramedLog(LogVerbs):
     yard: Appends
 
     async def _send(
-        self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
+        self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int, command: bytes
     ) -> tuple[Appended, int, Ticket | None]:
-        frame = Frame()
+        frame = Frame(None, command)
         frame.put(metadata, payload)
         reply, ticket = await self.yard.append(self.name, frame, timeout, flags | FOR_LOG)
         return appended(self.name, flags, reply), 0, ticket

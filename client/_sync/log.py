@@ -57,9 +57,10 @@ class LogVerbs(ABC):
 
     @abstractmethod
     def _send(
-        self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int
+        self, metadata: Buffer, payload: Buffer | None, timeout: float | None, flags: int, command: bytes
     ) -> tuple[Appended, int, Ticket | None]:
-        """Append one record; return what came of its frame, the record's number in that, and the frame's ticket."""
+        """Append one record by that command; return what came of its frame, the record's number in that, and the
+        frame's ticket."""
 
     @abstractmethod
     def _send_many(
@@ -98,6 +99,7 @@ class LogVerbs(ABC):
         reply_from: int | None = None,
         priority: str = "normal",
         compress: str | None = None,
+        command: bytes = APPEND_COMMAND,
     ) -> int: ...
 
     @overload
@@ -110,6 +112,7 @@ class LogVerbs(ABC):
         reply: Literal["append"],
         priority: str = "normal",
         compress: str | None = None,
+        command: bytes = APPEND_COMMAND,
     ) -> Place: ...
 
     def append(
@@ -122,6 +125,7 @@ class LogVerbs(ABC):
         reply_from: int | None = None,
         priority: str = "normal",
         compress: str | None = None,
+        command: bytes = APPEND_COMMAND,
     ) -> int | Place:
         """Append one record; return its offset once a quorum has it.
 
@@ -129,6 +133,7 @@ class LogVerbs(ABC):
         `wait_applied`), with ``none`` it returns -1 as soon as it is sent; neither is sent again after a cut, and
         neither is exactly-once. `reply_from`: that member answers, when it has applied it. `priority` ``low``: it waits
         until nothing else of its log does. `compress`: ``zstd`` or ``none``, by default as the log's option says.
+        `command`: of a topic's record, see `topics.Topic`.
 
         A payload above 1 MiB travels in pieces, each stored once, and takes its place among the log's records when all
         of them are there; `timeout` is then that of each piece, cancelling gives it up, and it has no other options.
@@ -138,10 +143,10 @@ class LogVerbs(ABC):
         if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
             view = memoryview(payload).cast("B")
             size = check_size(len(view))
-            return self._upload(metadata, view, size, timeout, self._zstd(compress), APPEND_COMMAND)
+            return self._upload(metadata, view, size, timeout, self._zstd(compress), command)
         if payload is not None and len(payload) >= SMALLEST and self._zstd(compress):
             metadata, payload = encode(metadata, payload)
-        appended, position, ticket = self._send(metadata, payload, timeout, flags)
+        appended, position, ticket = self._send(metadata, payload, timeout, flags, command)
         if reply == "append":
             return Place(*appended.place)
         first = appended.first

@@ -6,7 +6,7 @@ Nothing stands on it, so it has no upcalls: what it is told comes from outside, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from logyard.protocol.errors import LogyardError
@@ -163,11 +163,29 @@ def _groups(
         else:
             replicas.enliven(replicas.builder.fresh(spec), fresh=True)
 
-    here = groups.Groups(quiescence.names, lookup.find, lookup.has, lookup.spec, lookup.count, logs.barred)
+    def lay(specs: Sequence[Spec]) -> None:
+        """Let groups that were just registered sleep; all are awake on a node where none ever sleeps."""
+        if ground.config.hibernate_after_ms:
+            quiescence.transitions.lay(specs)
+        else:
+            for spec in specs:
+                start(spec)
+
+    def unsettled(uid: int) -> bool:
+        """Return whether nobody is known who led a group, and wake it if it sleeps."""
+        member = ground.members.get(uid)
+        if member is not None:
+            return gc.unborn(member)
+        fresh = uid in quiescence.table and not quiescence.table.row(uid).last
+        if fresh:
+            quiescence.unquiesce.soon(uid, 0)
+        return fresh
+
+    here = groups.Groups(quiescence.names, lookup.find, lookup.has, lookup.spec, lookup.count, unsettled, logs.barred)
     registry = GroupRegistry(
         ground.node_id, ground.config.groups_max, machines, here, gc, storage.meta_batch,
         groups.Peers(lambda: network.nodes, ground.live, network.send_blob),
-        groups.Host(start, grown, retire.detach, forget, ground.spawn),
+        groups.Host(start, lay, grown, retire.detach, forget, ground.spawn),
     )  # fmt: skip
     return gc, registry
 

@@ -191,7 +191,9 @@ class System:
             ),
             Found(
                 self.members, self.names, deleted, self.host.replica_gc.departed, self.replicas.builder.build,
-                self.quiescence.transitions.adopt, repair.refill.lose,
+                self.quiescence.transitions.adopt,
+                self.quiescence.transitions.adopt_fresh if self.config.hibernate_after_ms else None,
+                repair.refill.lose,
                 lambda: self.transfers.chunks.recover(self.has, deleted),
             ),
             repair.log_repair,

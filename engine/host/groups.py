@@ -13,10 +13,11 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, MutableMapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import msgpack
 import trio
 
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, Refused
@@ -34,7 +35,7 @@ from ..transport.blobs import (
     UNKNOWN_GROUPS,
     SendBlob,
 )
-from ..types import Spec
+from ..types import BATCH_BITS, Spec, draw_batch
 from .replica_gc import ReplicaGC
 
 log = logging.getLogger(__name__)
@@ -42,10 +43,21 @@ log = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 DEFINE_SECONDS = 15.0
 ASK_AGAIN_SECONDS = 2.0
+SETTLE_SECONDS = 1.0
+"""Until a group that nobody led is born, or refused."""
 LOOK_SECONDS = 0.05
-SPECS_PER_BLOB = 2000
+SPEC_BYTES = 64
+"""What a definition takes on its way, without its name, members and arguments, at most: a machine's name is short."""
+SPECS_BLOB_BYTES = 512 << 10
+"""Half of `control_frame_bytes`."""
+SPECS_MAX = 1 << BATCH_BITS
+"""Definitions of one question, of all its parts."""
+PARTS_MAX = 8
+"""Questions of which some parts are missing yet: each node has one under way, or a few that nobody waits for."""
 GROWN = 100
 """Groups that come alive in one step: some milliseconds of the loop."""
+FOUNDED = ("catalog",)
+"""Machines of groups whose uid says nothing of who made them."""
 TAKEN_BACK_MAX = 8000
 """Uids of failed creations that a node is told of on each new link: as many as a few large creations have."""
 
@@ -73,6 +85,9 @@ class Groups(NamedTuple):
     """Return a group's definition; wakes nobody."""
     size: Callable[[], int]
     """Count them."""
+    unsettled: Callable[[int], bool]
+    """Return whether nobody is known here who ever led a group. One that sleeps is woken then, and soon is born or
+    refused."""
     barred: Container[int]
     """Groups whose definition was lost here: a member under their uid has forgotten its votes, and is to be mended."""
 
@@ -80,8 +95,8 @@ class Groups(NamedTuple):
 class MetaBatch(Protocol):
     """What the registry needs of the meta store's batches."""
 
-    async def store_specs(self, specs: Sequence[Spec], more: Sequence[rows.Put] = ()) -> None:
-        """Make definitions durable, and some rows with them."""
+    async def store_specs(self, specs: Sequence[Spec], more: Sequence[rows.Put] = (), asleep: bool = False) -> None:
+        """Make definitions durable, and some rows with them. `asleep`: the groups begin so."""
         ...
 
 
@@ -90,6 +105,8 @@ class Host(NamedTuple):
 
     start: Callable[[Spec], object]
     """Let a group that was just registered come alive."""
+    lay: Callable[[Sequence[Spec]], None]
+    """Let groups that were just registered sleep until somebody uses them."""
     grown: Callable[[], None]
     """Many groups came."""
     detach: Callable[[Member, str], None]
@@ -128,6 +145,7 @@ class GroupRegistry:
         self._taken_back: dict[tuple[int, int], list[int]] = {}
         self._creating = trio.Lock()
         self._storing = trio.Lock()
+        self._parts = _Parts()
 
     async def create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
         """Create groups: each request has name, members (node ids), machine, arguments.
@@ -140,28 +158,126 @@ class GroupRegistry:
             return await self._create(requests)
 
     async def _create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
-        groups = self._groups
-        if groups.size() + len(requests) > self._groups_max:
-            raise Busy("the node's number of groups (groups_max)", 60.0)
+        self._check_number(len(requests))
         specs: list[Spec] = []
         fresh: list[Spec] = []
         now = time.time_ns() // 1_000_000
         for request in requests:
             spec = self._spec(request, now)
-            known = groups.names.get(spec.name)
+            known = self._known(spec)
             if known is None:
                 fresh.append(spec)
-                specs.append(spec)
-                continue
-            old = groups.spec(known)
-            if old is None:
-                raise Busy(f"group {spec.name!r}, which is being stored,", 1.0)
-            if (old.machine, old.voters, old.arguments) != (spec.machine, spec.voters, spec.arguments):
-                raise GroupExists(f"group {spec.name!r} exists with another definition", name=spec.name)
-            specs.append(old)
+            specs.append(known or spec)
         if fresh:
             await self._define(fresh)
         return specs
+
+    async def define(self, specs: Sequence[Spec], asleep: bool = False) -> None:
+        """Make groups whose uids and definitions were agreed on, on a majority of their members each; those that are
+        here already are told to the others again. Raises `GroupExists`, and `Busy` where no majority answers: each is
+        then taken back unless it had a leader. `asleep`: nobody uses them yet."""
+        for spec in specs:
+            check_name(spec.name)
+            self._check_foreign(spec)
+            self._check_free(spec)
+        async with self._creating:
+            await self._define(specs, asleep)
+
+    async def found(self, spec: Spec) -> str:
+        """Make a group of this node alone, unless it or a live node has one of that name; return why not, or
+        nothing."""
+        async with self._creating:
+            conflict = await self._rounds.room(set(self._peers.nodes()), spec)
+            if conflict is None:
+                await self._store([spec])
+            return "" if conflict is None else f"node {conflict[0]}: {conflict[1]}"
+
+    async def take_back(self, uids: Sequence[int]) -> None:
+        """Let none of these groups be born here that was not yet; one that had a leader stays."""
+        await self._refuse_unborn(uids)
+
+    async def create_batch(
+        self, names: Sequence[str], members: Sequence[int], machine: str, arguments: Mapping[str, Any]
+    ) -> int:
+        """Create groups of one definition, asleep: a node stores all of them in one commit, nothing is elected and
+        nobody is built until somebody uses one. At most 2 ** `BATCH_BITS` names. Return how many are new.
+
+        Idempotent, and raises, as `create`: of a batch that is refused nothing is created here.
+        """
+        if len(names) > 1 << BATCH_BITS:
+            raise BadRequest(f"{len(names)} names; create at most {1 << BATCH_BITS} groups at once")
+        async with self._creating:
+            return await self._create_batch(names, {"members": members, "machine": machine, "arguments": arguments})
+
+    async def _create_batch(self, names: Sequence[str], definition: Mapping[str, Any]) -> int:
+        now = time.time_ns() // 1_000_000
+        first = draw_batch()
+        model = None
+        fresh: list[Spec] = []
+        left: list[Spec] = []
+        # A name that comes twice is one group.
+        for name in dict.fromkeys(names):
+            check_name(name)
+            model = model or self._spec({**definition, "name": name}, now)
+            # Side by side, so that their rows are: a batch is a few pages of the meta store, and not one for each.
+            spec = model._replace(uid=first + len(fresh), name=name)
+            known = self._known(spec)
+            if known is None:
+                fresh.append(spec)
+            elif len(spec.voters) > 1:
+                left.append(known)
+        self._check_number(len(fresh))
+        if fresh:
+            try:
+                await self._define(fresh, asleep=True)
+            except GroupExists as taken:
+                if self._is_settling(self._node_id, fresh):
+                    raise Busy(f"creation of what an earlier one left ({taken})", SETTLE_SECONDS) from taken
+                raise
+        if left:
+            await self._confirm(left)
+        return len(fresh)
+
+    async def _confirm(self, specs: Sequence[Spec]) -> None:
+        """Have a majority store what this node has of a batch: the creation that it is from may have been cut short.
+        Raises as `create`; nothing is taken back, as others may use them."""
+        round_ = self._rounds.begin({node for spec in specs for node in spec.voters} - {self._node_id})
+        round_.stored.add(self._node_id)
+        try:
+            with trio.move_on_after(DEFINE_SECONDS):
+                await self._rounds.ask_all(round_, specs, asleep=True)
+        finally:
+            self._rounds.end(round_)
+        self._check_answers(round_, specs)
+
+    def _check_answers(self, round_: _Round, specs: Sequence[Spec]) -> None:
+        """Raise what a creation ends with, if it is not done."""
+        if round_.conflict:
+            node, why, again = round_.conflict
+            if again:
+                raise Busy(f"creation of what an earlier one left on node {node} ({why})", SETTLE_SECONDS)
+            raise GroupExists(f"node {node}: {why}")
+        short = round_.short_of(specs)
+        if short is not None:
+            raise Busy(
+                f"creation of {short.name!r}: only nodes {sorted(round_.stored)} of {short.voters} answered; it", 1.0
+            )
+
+    def _check_number(self, more: int) -> None:
+        if self._groups.size() + more > self._groups_max:
+            raise Busy("the node's number of groups (groups_max)", 60.0)
+
+    def _known(self, spec: Spec) -> Spec | None:
+        """Return the group of that name, if there is one: it must be the same. Raises `GroupExists`, `Busy`."""
+        known = self._groups.names.get(spec.name)
+        if known is None:
+            return None
+        old = self._groups.spec(known)
+        if old is None:
+            raise Busy(f"group {spec.name!r}, which is being stored,", 1.0)
+        if not _is_same(old, spec):
+            raise GroupExists(f"group {spec.name!r} exists with another definition", name=spec.name)
+        return old
 
     def _spec(self, request: Mapping[str, Any], now: int) -> Spec:
         name = str(request["name"])
@@ -174,32 +290,29 @@ class GroupRegistry:
         self._create_machine(machine, arguments)
         return Spec(int.from_bytes(os.urandom(8), "little") | 1, name, machine, arguments, voters, now)
 
-    async def _define(self, specs: Sequence[Spec]) -> None:
-        """Have every member's node store the definitions; a majority must, the others learn later."""
+    async def _define(self, specs: Sequence[Spec], asleep: bool = False) -> None:
+        """Have every member's node store the definitions; a majority must, the others learn later. `asleep`: nobody
+        uses them yet."""
         here = self._node_id
         nodes = {node for spec in specs for node in spec.voters}
         round_ = self._rounds.begin(nodes - {here})
         try:
-            await self._store([spec for spec in specs if here in spec.voters])
+            await self._store([spec for spec in specs if here in spec.voters], asleep=asleep)
             if here in nodes:
                 round_.stored.add(here)
             with trio.move_on_after(DEFINE_SECONDS):
-                await self._rounds.ask_all(round_, specs)
+                await self._rounds.ask_all(round_, specs, asleep)
         finally:
             self._rounds.end(round_)
         if round_.conflict:
             # At once, so that hardly anybody can have used it: there would be two groups of a name.
             self._take_back(specs, DELETE_GROUPS)
             await self.delete([spec.uid for spec in specs])
-            raise GroupExists(f"node {round_.conflict[0]}: {round_.conflict[1]}")
-        short = round_.short_of(specs)
-        if short is not None:
+        elif round_.short_of(specs) is not None:
             # Who does not answer may have stored it, elected a leader and acknowledged what clients wrote.
             self._take_back(specs, TAKE_BACK)
             await self._refuse_unborn([spec.uid for spec in specs if here in spec.voters])
-            raise Busy(
-                f"creation of {short.name!r}: only nodes {sorted(round_.stored)} of {short.voters} answered; it", 1.0
-            )
+        self._check_answers(round_, specs)
 
     async def check_room(self, member: Member, nodes: set[int]) -> None:
         """Raise `Refused` if one of `nodes`, which are to become members, says that it can't have the group: it would
@@ -208,46 +321,66 @@ class GroupRegistry:
         if conflict is not None:
             raise Refused(f"node {conflict[0]} can't be a member: {conflict[1]}")
 
-    async def _store(self, specs: Sequence[Spec], admitted: Mapping[int, int] = MappingProxyType({})) -> None:
+    async def _store(
+        self, specs: Sequence[Spec], admitted: Mapping[int, int] = MappingProxyType({}), asleep: bool = False
+    ) -> None:
         """Make groups durable first, then alive. Raises `GroupExists` when a name is another group's here.
 
         `admitted`: by uid, the configuration that makes this node a member (see `replica_gc`). One at a time: a
         definition that comes twice is answered when the first one is durable.
         """
         async with self._storing:
-            await self._store_alone(specs, admitted)
+            await self._store_alone(specs, admitted, asleep)
 
-    async def _store_alone(self, specs: Sequence[Spec], admitted: Mapping[int, int]) -> None:
+    async def _store_alone(self, specs: Sequence[Spec], admitted: Mapping[int, int], asleep: bool) -> None:
         gc, names, has = self._gc, self._groups.names, self._groups.has
         fresh = []
+        taken: dict[str, int] = {}
         for spec in specs:
             self._check_free(spec)
             known = names.get(spec.name)
+            if taken.setdefault(spec.name, spec.uid) != spec.uid:
+                raise GroupExists(f"the name {spec.name!r} is given twice", name=spec.name)
             if known is None and has(spec.uid):
                 raise GroupExists(f"the number of {spec.name!r} is another group's", name=spec.name)
             if known is None and gc.refuses(spec.uid, admitted):
                 raise GroupExists(f"{spec.name!r} was refused: its name was taken", name=spec.name)
             if known is None and spec.uid not in self.deleted and gc.admits(spec.uid, admitted):
-                names[spec.name] = spec.uid
                 fresh.append(spec)
+        # Only now: of what is refused no name stays taken.
+        names.update((spec.name, spec.uid) for spec in fresh)
         try:
             more = await gc.readmit([spec.uid for spec in fresh], admitted)
-            await self._meta_batch.store_specs(fresh, more)
+            await self._meta_batch.store_specs(fresh, more, asleep)
         except BaseException:
             for spec in fresh:
                 if not has(spec.uid):
                     names.pop(spec.name, None)
             raise
-        for number, spec in enumerate(fresh):
-            if spec.uid in self.deleted:
-                # Taken back by its creator while it was stored: its rows go, so it must not live.
-                if names.get(spec.name) == spec.uid:
-                    del names[spec.name]
-                continue
-            self._host.start(spec)
-            if number % GROWN == GROWN - 1:
+        for at in range(0, len(fresh), GROWN):
+            if at:
                 self._host.grown()
                 await trio.lowlevel.checkpoint()
+            self._begin([spec for spec in fresh[at : at + GROWN] if self._is_wanted(spec)], asleep)
+
+    def _is_wanted(self, spec: Spec) -> bool:
+        """Return whether a group that was stored is to live: taken back by its creator meanwhile, its rows go."""
+        names = self._groups.names
+        if spec.uid not in self.deleted:
+            return True
+        if names.get(spec.name) == spec.uid:
+            del names[spec.name]
+        return False
+
+    def _begin(self, specs: Sequence[Spec], asleep: bool) -> None:
+        """Let groups begin, whose definitions are stored. One that was here before, and left or lost its definition,
+        made promises: it does not begin as one that nobody used."""
+        gc, barred = self._gc, self._groups.barred
+        laid = [spec for spec in specs if asleep and spec.uid not in gc.departed and spec.uid not in barred]
+        if laid:
+            self._host.lay(laid)
+        for spec in specs if not laid else [spec for spec in specs if spec not in laid]:
+            self._host.start(spec)
 
     def _take_back(self, specs: Sequence[Spec], kind: int) -> None:
         """Tell whoever stored the definitions of a creation that failed.
@@ -297,15 +430,17 @@ class GroupRegistry:
         """Take definitions, questions for them, and deletions from other nodes."""
         spawn, find = self._host.spawn, self._groups.find
         if kind == DEFINE_GROUPS:
-            specs = [_spec_from(row) for row in header["specs"]]
+            specs = self._parts.whole(node, request, [_spec_from(row) for row in header["specs"]], header.get("of", 0))
+            if specs is None:
+                return
             admitted = {int(uid): int(index) for uid, index in header.get("admitted", ())}
-            last = bool(header.get("last", True))
+            last, asleep = bool(header.get("last", True) or header.get("of")), bool(header.get("asleep", False))
             if header.get("ask"):
                 self._send(node, DEFINED, request, {"error": self._why_not(specs)})
                 return
-            spawn(self._defined_by, node, request, specs, last, admitted)
+            spawn(self._defined_by, node, request, specs, last, admitted, asleep)
         elif kind == DEFINED:
-            self._rounds.answered(request, node, header.get("error"))
+            self._rounds.answered(request, node, header.get("error"), bool(header.get("again")))
         elif kind == UNKNOWN_GROUPS:
             gone = [uid for uid in header["uids"] if uid in self.deleted]
             members = [member for uid in header["uids"] if (member := find(uid)) is not None]
@@ -324,19 +459,27 @@ class GroupRegistry:
             spawn(self.delete, list(header["uids"]), False)
 
     async def _defined_by(
-        self, node: int, request: int, specs: Sequence[Spec], last: bool, admitted: Mapping[int, int]
+        self,
+        node: int,
+        request: int,
+        specs: Sequence[Spec],
+        last: bool,
+        admitted: Mapping[int, int],
+        asleep: bool,
     ) -> None:
-        error = None
+        error, more = None, {}
         try:
             for spec in specs:
                 self._check_foreign(spec)
             if not request:
                 specs = await self._without_refused(node, specs, admitted)
-            await self._store(specs, admitted)
+            await self._store(specs, admitted, asleep)
         except LogyardError as refused:
             error = str(refused)
+            if asleep and self._is_settling(node, specs):
+                more = {"again": True}
         if request and (last or error):
-            self._send(node, DEFINED, request, {"error": error})
+            self._send(node, DEFINED, request, {"error": error, **more})
 
     async def _without_refused(self, node: int, specs: Sequence[Spec], admitted: Mapping[int, int]) -> list[Spec]:
         """Return those of an offer that may be stored; a member of an unborn group hears that the others may not."""
@@ -379,8 +522,24 @@ class GroupRegistry:
         return None
 
     def _check_free(self, spec: Spec) -> None:
-        if self._groups.names.get(spec.name, spec.uid) != spec.uid:
+        known = self._groups.names.get(spec.name)
+        if known is not None and known != spec.uid:
             raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
+        if known is not None and spec.machine in FOUNDED and self._groups.spec(known) != spec:
+            # Its number is the same wherever it is founded, and two founders make two of it.
+            raise GroupExists(f"{spec.name!r} was founded by another node as well", name=spec.name)
+
+    def _is_settling(self, node: int, specs: Sequence[Spec]) -> bool:
+        """Return whether `node` may soon create these after all: the groups that have their names here are the same,
+        left by a creation that was cut short. They are born now, and `node` hears of them, or are refused."""
+        groups, found = self._groups, False
+        for spec in specs:
+            known = groups.names.get(spec.name, spec.uid)
+            old = groups.spec(known) if known != spec.uid else None
+            if old is not None and not _is_same(old, spec):
+                return False
+            found = (old is not None and (groups.unsettled(known) or node in spec.voters)) or found
+        return found
 
     def _check_foreign(self, spec: Spec) -> None:
         """Raise a `LogyardError` unless this node can make the group of another node's definition. Once it is durable
@@ -395,6 +554,27 @@ class GroupRegistry:
             raise BadRequest(f"group {spec.name!r}: its machine cannot be made: {error!r}") from error
 
 
+class _Parts:
+    """Questions that came in parts: which is all of one, nobody can tell by the last of them, as links lose what they
+    carry. By (node, its number of the question): the definitions so far."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], dict[int, Spec]] = {}
+
+    def whole(self, node: int, request: int, specs: list[Spec], count: int) -> list[Spec] | None:
+        """Return the definitions of a question when all `count` are there, None before; 0: this is all of it."""
+        if not count:
+            return specs
+        found = self._found.setdefault((node, request), {})
+        found.update((spec.uid, spec) for spec in specs)
+        if len(found) >= min(count, SPECS_MAX):
+            del self._found[node, request]
+            return list(found.values()) if len(found) == count else None
+        while len(self._found) > PARTS_MAX:
+            del self._found[next(iter(self._found))]
+        return None
+
+
 class _Round:
     """One question to several nodes; done when all answered, or one refused."""
 
@@ -402,7 +582,7 @@ class _Round:
         self.number = number
         self.waiting = set(nodes)
         self.stored: set[int] = set()
-        self.conflict: tuple[int, str] | None = None
+        self.conflict: tuple[int, str, bool] | None = None
         self.done = trio.Event()
         if not nodes:
             self.done.set()
@@ -413,11 +593,11 @@ class _Round:
             (spec for spec in specs if len(self.stored.intersection(spec.voters)) * 2 <= len(spec.voters)), None
         )
 
-    def answer(self, node: int, error: str | None) -> None:
+    def answer(self, node: int, error: str | None, again: bool) -> None:
         """Take a node's answer."""
         self.waiting.discard(node)
         if error:
-            self.conflict = (node, error)
+            self.conflict = (node, error, again)
         else:
             self.stored.add(node)
         if error or not self.waiting:
@@ -442,13 +622,13 @@ class Rounds:
         """Hear no more answers."""
         del self._rounds[round_.number]
 
-    def answered(self, number: int, node: int, error: str | None) -> None:
-        """Take an answer, if anybody still waits for it."""
+    def answered(self, number: int, node: int, error: str | None, again: bool) -> None:
+        """Take an answer, if anybody still waits for it. `again`: it may be another one soon."""
         round_ = self._rounds.get(number)
         if round_ is not None:
-            round_.answer(node, error)
+            round_.answer(node, error, again)
 
-    async def ask_all(self, round_: _Round, specs: Sequence[Spec]) -> None:
+    async def ask_all(self, round_: _Round, specs: Sequence[Spec], asleep: bool) -> None:
         """Ask until every node answered; a dead one is not waited for once there is a majority without it.
 
         A link that is not up yet drops what it is given, so the question is put again; the answer to it is always the
@@ -460,21 +640,24 @@ class Rounds:
                 return
             now = trio.current_time()
             for node in round_.waiting:
-                if now >= asked.get(node, 0.0) and self._ask(round_, node, specs):
+                if now >= asked.get(node, 0.0) and self._ask(round_, node, specs, asleep):
                     asked[node] = now + ASK_AGAIN_SECONDS
             with trio.move_on_after(LOOK_SECONDS):
                 await round_.done.wait()
 
-    def _ask(self, round_: _Round, node: int, specs: Sequence[Spec]) -> bool:
+    def _ask(self, round_: _Round, node: int, specs: Sequence[Spec], asleep: bool) -> bool:
         """Send the definitions to one node; return False when the link did not take them."""
-        for at in range(0, len(specs), SPECS_PER_BLOB):
-            part = [list(spec) for spec in specs[at : at + SPECS_PER_BLOB] if node in spec.voters]
-            last = at + SPECS_PER_BLOB >= len(specs)
-            if not self._peers.send(node, DEFINE_GROUPS, round_.number, {"specs": part, "last": last}):
+        parts = list(_blobs([spec for spec in specs if node in spec.voters])) or [[]]
+        more: dict[str, object] = {"asleep": True} if asleep else {}
+        if len(parts) > 1:
+            more["of"] = sum(map(len, parts))
+        for number, part in enumerate(parts, 1):
+            header = {"specs": part, "last": number == len(parts), **more}
+            if not self._peers.send(node, DEFINE_GROUPS, round_.number, header):
                 return False
         return True
 
-    async def room(self, nodes: Set[int], spec: Spec) -> tuple[int, str] | None:
+    async def room(self, nodes: Set[int], spec: Spec) -> tuple[int, str, bool] | None:
         """Ask live nodes whether they could have a group; return one that could not, and why. Who does not answer is
         not waited for."""
         round_ = self.begin(nodes & self._peers.live)
@@ -493,6 +676,27 @@ def check_name(name: str) -> None:
     """Raise `BadRequest` unless a name is one: names never become paths, and are tame anyway."""
     if not NAME.fullmatch(name) or name in (".", ".."):
         raise BadRequest(f"{name!r} is no group name: use 1 to 128 of A-Z a-z 0-9 . _ -")
+
+
+def _is_same(one: Spec, other: Spec) -> bool:
+    """Return whether two groups have the same definition."""
+    return (one.machine, one.voters, one.arguments) == (other.machine, other.voters, other.arguments)
+
+
+def _blobs(specs: Sequence[Spec]) -> Iterator[list[list[Any]]]:
+    """Yield definitions in parts that are a blob each."""
+    part: list[list[Any]] = []
+    size = 0
+    for spec in specs:
+        own = SPEC_BYTES + len(spec.name) + 5 * len(spec.voters)
+        own += len(msgpack.packb(spec.arguments)) if spec.arguments else 0
+        if part and size + own > SPECS_BLOB_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(list(spec))
+        size += own
+    if part:
+        yield part
 
 
 def _spec_from(row: Sequence[Any]) -> Spec:

@@ -8,7 +8,7 @@ by and nothing else. A message for a group this node does not have asks its send
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from logyard.protocol.errors import BadRequest, LogyardError, Outdated
@@ -109,9 +109,13 @@ class Inbound:
         self._space = space
         self._windows = windows
         self._links = links
-        self._handlers = handlers
+        self._handlers = dict(handlers)
         self._send_blob = send_blob
         self._asked: dict[int, set[int]] = {}
+
+    def hear(self, kinds: Iterable[int], handler: Handler) -> None:
+        """Give blobs of more kinds to a part above the engine."""
+        self._handlers.update(dict.fromkeys(kinds, handler))
 
     def on_messages(self, node: int, messages: Sequence[Message]) -> None:
         """Step every message into its core and mark it; the turn follows. Raises `BadRequest` for a lie, when all are

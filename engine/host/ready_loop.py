@@ -16,7 +16,10 @@ import trio
 
 from logyard.protocol.errors import NotLeader
 
+from ..entry import Entry
+from ..log.record import HardState
 from ..log.wal import WalItem
+from ..raft import steady
 from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
@@ -30,6 +33,11 @@ QUIET_SECONDS = 0.0002
 """Input that comes this long after the last turn is drained at once; else it waits for what else is readable."""
 TELL_SECONDS = 0.005
 """A commit index that no entry carried to the followers by then goes alone."""
+TELL_FEW = 32
+"""Groups that are told so at once. Where more wait, entries get this long for each of them to carry it, up to a
+bound: a message of its own costs as much as an entry does."""
+TELL_SECONDS_EACH = 0.0002
+TELL_SECONDS_MAX = 0.2
 
 Token: TypeAlias = tuple[Member, Sequence[Message], tuple[int, int, int, int] | None]
 """What comes back with a durable item: whose it is, what waited for it, what to tell the core (None: nothing)."""
@@ -113,7 +121,8 @@ class ReadyLoop:
         """Nothing is promised any more."""
         self.untold: list[Member] = []
         self._task: trio.lowlevel.Task | None = None
-        self._held = False
+        self._held = self._due = False
+        self._soon: Callable[[Callable[[], None]], None] | None = None
         self._ended = 0.0
         self._error: BaseException | None = None
         self._last_words: list[Callable[[], None]] = []
@@ -122,6 +131,10 @@ class ReadyLoop:
     def drive(self, driven: Driven) -> None:
         """Take what turns drive from now on."""
         self._driven = driven
+
+    def share(self, soon: Callable[[Callable[[], None]], None]) -> None:
+        """Use `soon` for the turns of a busy node: it makes a call when each socket was looked at once more."""
+        self._soon = soon
 
     def end(self) -> None:
         """Do nothing any more: this node stops."""
@@ -155,11 +168,23 @@ class ReadyLoop:
         work shares a sync.
         """
         self._held = False
-        if not self.dirty or self.running:
+        if not self.dirty or self.running or self._due:
             return
-        if time.monotonic() - self._ended < QUIET_SECONDS:
+        if time.monotonic() - self._ended >= QUIET_SECONDS:
+            self._turn_here()
+        elif self._soon is not None:
+            self._due = True
+            self._soon(self._turn_due)
+        else:
             self._wake()
-            return
+
+    def _turn_due(self) -> None:
+        self._due = False
+        if not self.running:
+            self._turn_here()
+
+    def _turn_here(self) -> None:
+        """Drain outside of the task that drains."""
         try:
             self.turn()
         except BaseException as error:
@@ -193,9 +218,31 @@ class ReadyLoop:
                 await self._telling.park()
             await trio.sleep(TELL_SECONDS)
             untold, self.untold = self.untold, []
+            if len(untold) > TELL_FEW:
+                untold = await self._leave_to_entries(untold)
             for member in untold:
                 if not member.raft.stopped and member.raft.tell():
                     self.mark(member)
+
+    async def _leave_to_entries(self, untold: list[Member]) -> list[Member]:
+        """Give entries time to carry what is committed now; return those whose followers were told all, or nothing. The
+        others are looked at again: more was committed since."""
+        committed = [(member, member.raft.commit) for member in untold]
+        await trio.sleep(min(TELL_SECONDS_MAX, len(untold) * TELL_SECONDS_EACH))
+        due: list[Member] = []
+        for member, commit in committed:
+            raft = member.raft
+            if raft.has_told(commit) and not raft.has_told(raft.commit):
+                self._note_untold(member)
+            else:
+                due.append(member)
+        return due
+
+    def _note_untold(self, member: Member) -> None:
+        member.raft.note_untold(len(self.untold) >= TELL_FEW)
+        if not self.untold:
+            self._telling.unpark_all()
+        self.untold.append(member)
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
         self._task = None
@@ -257,12 +304,18 @@ class ReadyLoop:
                 proposals.fail(NotLeader(raft.leader))
             elif not proposals.guarded or proposals.sort(member.sessions, driven.seen):
                 proposals.propose(driven.log_time(member), self._shape)
-        ready = raft.ready()
+        if not raft.dirty:
+            return
+        handed = steady.hand_out(raft, messages) if member.slow_sends is None else None
+        ready = raft.ready() if handed is None else None
         if raft.untold == UNTOLD:
-            raft.note_untold()
-            if not self.untold:
-                self._telling.unpark_all()
-            self.untold.append(member)
+            self._note_untold(member)
+        if handed is not None:
+            entries, token = handed
+            if entries:
+                self._store(member, entries, None, 0, (member, (), token))
+            self._active.add(member)
+            return
         if ready is None:
             return
         if ready.truncated:
@@ -295,20 +348,22 @@ class ReadyLoop:
         self._active.add(member)
 
     def _persist(self, member: Member, ready: Ready) -> None:
-        raft = member.raft
-        entries = ready.entries
         hard_state = None
         if ready.hard_state is not None:
-            hard_state = (*ready.hard_state, raft.commit)
+            hard_state = (*ready.hard_state, member.raft.commit)
             self._driven.hard_state_written(member)
+        self._store(member, ready.entries, hard_state, ready.truncated, (member, ready.after, ready.token))
+
+    def _store(
+        self, member: Member, entries: Sequence[Entry], hard_state: HardState | None, truncate: int, token: Token
+    ) -> None:
         floor = 0
         for entry in entries:
             if entry.tombstone > floor:
                 floor = entry.tombstone
         # The floor is durable in the same batch as the tombstone that raised it (law 4).
         raised = member.persisting(floor, self._clocks.monotonic_ns() if entries else 0)
-        token = (member, ready.after, ready.token)
-        self._driven.group_commit.add(WalItem(raft.uid, entries, hard_state, ready.truncated, raised, token))
+        self._driven.group_commit.add(WalItem(member.raft.uid, entries, hard_state, truncate, raised, token))
 
     def persist_alone(self, member: Member, item: WalItem) -> None:
         """Persist something of the host's own (a truncation mark) with the next batch."""

@@ -216,13 +216,14 @@ class Ticker:
     def _tick(self) -> None:
         active, mark, _, rest = self._groups
         for member in list(active):
-            if member.raft.stopped:
+            raft = member.raft
+            if raft.stopped:
                 active.discard(member)
                 continue
-            member.raft.tick()
-            if member.raft.has_ready:
+            quiet = raft.tick()
+            if raft.dirty:
                 mark(member)
-            elif member.raft.is_quiet:
+            elif quiet:
                 active.discard(member)
                 rest(member)
 

@@ -17,6 +17,10 @@ from collections.abc import Callable
 from ..entry import Entry
 
 UNWRITTEN_SECONDS = 10.0
+ENTRY_BYTES = 3 << 10
+"""What an entry costs beside its payload: it, its metadata, views of both, and the buffers that they lie in."""
+ENTRIES_MIN = 4096
+"""So many small entries are kept whatever the bound is."""
 LOOKS = 4
 
 
@@ -26,6 +30,8 @@ class PayloadCache:
     def __init__(self, bytes_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
+        # With what entries cost beside their payloads: many small ones would take a multiple of the bound.
+        self._whole_max = max(bytes_max, ENTRIES_MIN * ENTRY_BYTES)
         self._clock = clock
         # Whether a turn is under way, and what came in since the last look.
         self._held = False
@@ -41,7 +47,7 @@ class PayloadCache:
         self._entries.append(entry)
         self.bytes += entry.body_bytes
         self._came += 1
-        if self.bytes > self.bytes_max and not self._held:
+        if self._is_full() and not self._held:
             self._shrink()
 
     def hold(self) -> None:
@@ -51,7 +57,7 @@ class PayloadCache:
     def release(self) -> None:
         """Release what the turn held: its messages left."""
         self._held = False
-        if self.bytes > self.bytes_max:
+        if self._is_full():
             self._shrink()
 
     def shrink_by(self, size: int) -> int:
@@ -61,6 +67,9 @@ class PayloadCache:
         self._shrink()
         self.bytes_max = limit
         return before - self.bytes
+
+    def _is_full(self) -> bool:
+        return self.bytes > self.bytes_max or self.bytes + ENTRY_BYTES * len(self._entries) > self._whole_max
 
     def _shrink(self) -> None:
         now = self._clock()
@@ -73,7 +82,7 @@ class PayloadCache:
                 self._drop(old)
             else:
                 unwritten.append((due, old))
-        while self.bytes > self.bytes_max and entries:
+        while entries and self._is_full():
             old = entries.popleft()
             if old.file:
                 self._drop(old)

@@ -41,10 +41,11 @@ def peer(node: int, origin: Origin) -> Put:
     return meta_rows.peer_key(node), msgpack.packb(list(origin))
 
 
-def group(spec: Spec) -> Put:
-    """Return the row of a group's definition."""
-    configuration = Configuration(spec.voters).encode()
-    return meta_rows.GroupRow(spec.uid, spec.name, spec.machine, spec.arguments, configuration, spec.created).put()
+def group(spec: Spec, asleep: bool = False) -> Put:
+    """Return the row of a group's definition; `asleep`: until somebody uses it, that is all there is of it."""
+    configuration, extra = Configuration(spec.voters).encode(), {"asleep": True} if asleep else {}
+    row = meta_rows.GroupRow(spec.uid, spec.name, spec.machine, spec.arguments, configuration, spec.created, extra)
+    return row.put()
 
 
 def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int] = (), keep_log: bool = False) -> Put:

@@ -162,9 +162,9 @@ class MetaBatch:
 
         await self.commit(build, store=True)
 
-    async def store_specs(self, specs: Sequence[Spec], more: Sequence[rows.Put] = ()) -> None:
-        """Register groups, all in one commit, with `more` rows that belong to them."""
-        await self.commit(lambda: [*map(rows.group, specs), *more])
+    async def store_specs(self, specs: Sequence[Spec], more: Sequence[rows.Put] = (), asleep: bool = False) -> None:
+        """Register groups, all in one commit, with `more` rows that belong to them. `asleep`: they begin so."""
+        await self.commit(lambda: [*(rows.group(spec, asleep) for spec in specs), *more])
 
     async def commit_snapshots(self, captured: Sequence[rows.Captured]) -> list[rows.Captured]:
         """Commit those that are newer than what is stored: the log may have started over above a stored one."""

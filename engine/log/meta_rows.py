@@ -38,6 +38,8 @@ DIRECTORY = b"\x00directory"
 """The random number of this data directory, u64: drawn when it is made."""
 OUTDATED = b"\x00outdated"
 """Why the other nodes refuse this directory: a start refuses it, too."""
+PLACES = b"\x00places"
+"""Where the other nodes are reached, as the catalogue has it: msgpack ``[[node, peer, client], ...]`` of addresses."""
 PEER = b"k"
 """Prefix of other nodes' numbers (u32, big-endian): the last that was known of their directories."""
 

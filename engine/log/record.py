@@ -22,6 +22,8 @@ from ..types import Buffer
 
 BLOCK = 4096
 """Batches start and end at multiples of this many bytes: no write touches a page that an acknowledged batch lies in."""
+WHOLE_BYTES = 2 * BLOCK
+"""A batch of so many bytes is one buffer, payloads too: what a few records are costs less to copy than to pass on."""
 DATA_START = 2 * BLOCK
 """The first batch: two copies of the file head come before it."""
 
@@ -177,9 +179,9 @@ def metadata_bytes(rows: int, records: int, contents: int) -> int:
     return BATCH_BYTES + rows * ROW_BYTES + records * RECORD_BYTES + contents
 
 
-def _frame_bytes(magic: bytes, epoch: int, frame: BatchFrame, salt: int, position: int) -> bytes:
-    number, start, *rest = frame
-    fixed = BATCH.pack(magic, FORMAT, 0, epoch, number, start, *rest)
+def _frame_bytes(magic: bytes, epoch: int, frame: tuple[int, ...], salt: int, position: int) -> bytes:
+    """Return a `BatchFrame` in bytes, at a position in the file."""
+    fixed = BATCH.pack(magic, FORMAT, 0, epoch, *frame)
     return fixed + xxh3_64_digest(fixed, salt + position)
 
 
@@ -249,18 +251,21 @@ def encode_batch(
     assert at == start + metadata and payload_at == start + metadata + payload, "a batch was measured wrongly"
     directory = struct.pack(f"<{len(rows)}Q", *rows)
     total = batch_bytes(metadata, payload, len(runs))
-    frame = BatchFrame(
-        number, start, len(runs), records, metadata, payload, total, xxh3_64_intdigest(directory, salt + start)
-    )
+    check = xxh3_64_intdigest(directory, salt + start)
+    frame = (number, start, len(runs), records, metadata, payload, total, check)
     parts[0] = _frame_bytes(HEADER_MAGIC, head.epoch, frame, salt, start)
     parts[1] = directory
-    padding = bytes(total - metadata - payload - len(directory) - BATCH_BYTES)
-    trailer = _frame_bytes(TRAILER_MAGIC, head.epoch, frame, salt, start + total - BATCH_BYTES)
+    tail = (
+        bytes(total - metadata - payload - len(directory) - BATCH_BYTES), directory,
+        _frame_bytes(TRAILER_MAGIC, head.epoch, frame, salt, start + total - BATCH_BYTES),
+    )  # fmt: skip
     assert sum(map(len, bodies)) == payload, "an entry's body_bytes is not the sum of its bodies"
     # Small records are joined here, at C speed; big ones go by reference, and `gather_write` joins what is between
-    # them.
+    # them. A whole batch that is small is one buffer.
+    if total <= WHOLE_BYTES:
+        return Encoded([b"".join((*parts, *bodies, *tail))], placed, total)
     metadata_buffers = parts if metadata > records * JOIN_BELOW else [b"".join(parts)]
-    return Encoded([*metadata_buffers, *bodies, padding + directory + trailer], placed, total)
+    return Encoded([*metadata_buffers, *bodies, b"".join(tail)], placed, total)
 
 
 def own_sizes(item: WalItem) -> tuple[int, int]:

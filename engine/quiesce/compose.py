@@ -100,6 +100,8 @@ def compose_quiescence(
     )  # fmt: skip
 
     def is_held(member: Member) -> bool:
+        if getattr(member.machine, "stays_awake", False):
+            return True
         return member in effects.ticking or (member.raft.role == LEADER and sessions.is_silent(member))
 
     def left(member: Member) -> None:

@@ -33,6 +33,13 @@ TABLE = """CREATE TABLE rows (
     name TEXT, since_ms INT, under INT, epoch INT
 )"""
 
+LED = "(leader != 0 OR under != 0)"
+"""Of an expression for `QuiescedTable.rows`: the rows are found by their leader, without a look at the many that were
+never used."""
+BY_NAME = "CREATE INDEX by_name ON rows (name)"
+BY_LEADER = f"CREATE INDEX by_leader ON rows (leader) WHERE {LED}"
+INSERT = "INSERT INTO rows VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)"
+
 
 class Shape(NamedTuple):
     """What many groups have in common: kept once. `asleep` are the followers that sleep under this leader, `absent`
@@ -50,7 +57,7 @@ class Row(NamedTuple):
 
     `leader` 0: nobody is known to lead; the first use elects. `due`: log time of its next timer in ms, 0 for none.
     `start` and `end` are those of a machine that is a log. `since_ms`: since when `leader` leads. After a restart,
-    `under` and `epoch` say which process led the group before.
+    `under` and `epoch` say which process led the group before. `last` 0: it was never used.
     """
 
     term: int
@@ -92,6 +99,11 @@ def row_again(spec: Spec, state: StateRow) -> tuple[Row, int]:
     return row, state.extra.get("slept", 0)
 
 
+def row_fresh(spec: Spec) -> Row:
+    """Return the row of a group that nobody has used yet: its definition is all there is of it."""
+    return Row(0, 0, 0, 0, 0, 0, 0, Shape(spec.voters, (), (), (), spec.machine), spec.name)
+
+
 def mark(uid: int, term: int) -> int:
     """Return a group's share of a digest."""
     return xxh3_64_intdigest(MARK.pack(uid, term))
@@ -121,7 +133,7 @@ class QuiescedTable:
         self._turn = 0
         # Recovery fills it in a thread; from then on it is the loop's.
         self._table = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        for statement in ("PRAGMA journal_mode = OFF", TABLE, "CREATE INDEX by_name ON rows (name)"):
+        for statement in ("PRAGMA journal_mode = OFF", TABLE, BY_NAME, BY_LEADER):
             self._table.execute(statement)
         self._shapes: list[Shape] = []
         self._numbers: dict[Shape, int] = {}
@@ -204,16 +216,28 @@ class QuiescedTable:
 
     def add(self, uid: int, row: Row) -> None:
         """Put in a group that goes to sleep."""
-        number = self._numbers.get(row.shape)
-        if number is None:
-            number = self._numbers[row.shape] = len(self._shapes)
-            self._shapes.append(row.shape)
-        self._table.execute(
-            "INSERT INTO rows VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", (_signed(uid), *row[:7], number, *row[8:])
-        )
+        self._table.execute(INSERT, (_signed(uid), *row[:7], self._number(row.shape), *row[8:]))
         self._count += 1
         self._turn += 1
         self._sum(uid, row, 1)
+
+    def extend(self, rows: Iterable[tuple[int, Row]]) -> None:
+        """Put in many; none of them is here."""
+        added = list(rows)
+        self._table.executemany(
+            INSERT, ((_signed(uid), *row[:7], self._number(row.shape), *row[8:]) for uid, row in added)
+        )
+        self._count += len(added)
+        self._turn += 1
+        for uid, row in added:
+            self._sum(uid, row, 1)
+
+    def _number(self, shape: Shape) -> int:
+        number = self._numbers.get(shape)
+        if number is None:
+            number = self._numbers[shape] = len(self._shapes)
+            self._shapes.append(shape)
+        return number
 
     def pop(self, uid: int) -> Row | None:
         """Take out a group that wakes, or goes; return its row, None when it does not sleep."""
@@ -250,11 +274,11 @@ class QuiescedTable:
     def led_where(self, holds: Callable[[Shape], bool]) -> Iterator[tuple[int, Row]]:
         """Yield the groups that this node leads and whose shape `holds`; the table may change meanwhile."""
         numbers = [str(number) for number, shape in enumerate(self._shapes) if holds(shape)]
-        return self.rows(f"leader = {self.node} AND shape IN ({','.join(numbers)})") if numbers else iter(())
+        return self.rows(f"leader = {self.node} AND {LED} AND shape IN ({','.join(numbers)})") if numbers else iter(())
 
     def between(self, leader: int, follower: int) -> Iterator[tuple[int, Row]]:
         """Yield the groups behind the digest of `leader` for `follower`; one of the two is this node."""
-        for uid, row in self.rows("leader = ?", leader):
+        for uid, row in self.rows(f"leader = ? AND {LED}", leader):
             if follower == self.node or follower in row.shape.asleep:
                 yield uid, row
 

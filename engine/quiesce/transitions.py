@@ -7,7 +7,7 @@ Called by `quiesce`, `unquiesce` and recovery, in one step of the loop each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Protocol
 
 from logyard.protocol.errors import Corrupt, LogyardError
@@ -19,7 +19,7 @@ from ..replica.log_time import LogTime
 from ..replica.member import STOPPED, Member
 from ..types import Spec
 from .quiesced_sessions import QuiescedSessions
-from .quiesced_table import QuiescedTable, Row, row_again
+from .quiesced_table import QuiescedTable, Row, row_again, row_fresh
 from .timers import Timers
 
 
@@ -36,7 +36,7 @@ class Leaders(Protocol):
 
 
 class Transitions:
-    """One node's; `slept` and `woken` count them. `rebuild(uid, name)` makes a member from a group's stored rows."""
+    """One node's; `slept` and `woken` count them. `rebuild(uid, row)` makes a member from a group's stored rows."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Transitions:
         table: QuiescedTable,
         timers: Timers,
         sessions: QuiescedSessions,
-        rebuild: Callable[[int, str], Member],
+        rebuild: Callable[[int, Row], Member],
     ) -> None:
         self.slept = 0
         self.woken = 0
@@ -80,10 +80,20 @@ class Transitions:
         self._names[row.name] = uid
         if leader:
             self._leaders.led(uid, leader, row.term, row.since_ms)
-        member = self._members[uid] = self._rebuild(uid, row.name)
+        member = self._members[uid] = self._rebuild(uid, row)
         if takes_part(member):
             self._sessions.wake(member)
         return member, clock
+
+    def lay(self, specs: Sequence[Spec]) -> None:
+        """Let groups that were just registered sleep until somebody uses them: no member is built."""
+        for spec in specs:
+            del self._names[spec.name]
+        self.adopt_fresh(specs)
+
+    def adopt_fresh(self, specs: Iterable[Spec]) -> None:
+        """Let groups sleep on that nobody had used when this node ended."""
+        self._table.extend((spec.uid, row_fresh(spec)) for spec in specs)
 
     def adopt(self, spec: Spec, state: meta_rows.StateRow) -> None:
         """Let a group sleep on that slept when this node ended: no member is built."""
@@ -140,22 +150,22 @@ class Rebuild:
             raise Corrupt(self._path, 0, f"a definition of group {uid:016x}", "none")
         return spec_of(meta_rows.GroupRow.unpack(key, value))
 
-    def __call__(self, uid: int, name: str) -> Member:
+    def __call__(self, uid: int, row: Row) -> Member:
         """Return a group's member. One whose rows are damaged comes up stopped."""
         try:
             spec = self.spec(uid)
         except LogyardError as error:
-            member = self._build(Spec(uid, name, "log", {}, (), 0), None, None, Recovered())
+            member = self._build(Spec(uid, row.name, "log", {}, (), 0), None, None, Recovered())
             self._stop(member, str(error))
             return member
         try:
             state_key, snapshot_key = meta_rows.state_key(uid), meta_rows.snapshot_key(uid)
             state, snapshot = self._rows.get(state_key), self._rows.get(snapshot_key)
-            if state is None or snapshot is None:
+            if row.last and (state is None or snapshot is None):
                 raise Corrupt(f"group {spec.name}", 0, "its rows", "none")
             member = self._build(
-                spec, meta_rows.StateRow.unpack(state_key, state),
-                meta_rows.SnapshotRow.unpack(snapshot_key, snapshot), Recovered(),
+                spec, None if state is None else meta_rows.StateRow.unpack(state_key, state),
+                None if snapshot is None else meta_rows.SnapshotRow.unpack(snapshot_key, snapshot), Recovered(),
             )  # fmt: skip
         except Exception as error:
             return self._unfit(spec, error)

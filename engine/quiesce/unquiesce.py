@@ -13,11 +13,12 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..raft import quiescence
+from ..replica.build import first_leader
 from ..replica.log_time import LogTime
 from ..replica.member import STOPPED, Member
 from ..transport.blobs import AWAKE
 from .quiesced_sessions import QuiescedSessions
-from .quiesced_table import QuiescedTable, Row, quorum_lives
+from .quiesced_table import LED, QuiescedTable, Row, quorum_lives
 from .timers import Timers
 from .transitions import Transitions, takes_part
 
@@ -81,7 +82,7 @@ class LivenessScan:
 
     def _bereave(self, node: int) -> Iterator[tuple[int, int] | None]:
         """Leave without a leader the groups that slept under a node which is gone; they wake where a quorum is left."""
-        for uid, row in self._table.rows("leader = ?", node):
+        for uid, row in self._table.rows(f"leader = ? AND {LED}", node):
             self._table.follow(uid, 0)
             yield (uid, 0) if quorum_lives(row.shape, self._live) else None
 
@@ -97,7 +98,7 @@ class LivenessScan:
     def _meet(self, node: int, epoch: int) -> Iterator[None]:
         """Let groups that slept under `node` before a restart of this node still do, if that is the same process. If
         not, nobody leads them until somebody needs them."""
-        for uid, _ in self._table.rows("leader = 0 AND under = ? AND epoch = ?", node, epoch):
+        for uid, _ in self._table.rows(f"leader = 0 AND {LED} AND under = ? AND epoch = ?", node, epoch):
             self._table.follow(uid, node)
             yield
 
@@ -182,8 +183,23 @@ class Unquiesce:
             if by != leader:
                 # It hears of this, and the group is awake on all its nodes.
                 raft.on_link_reset(leader)
+        elif not row.last and raft.configuration.voters != (own,):
+            self._begin(member, use, by)
         elif use or raft.configuration.voters == (own,):
             raft.campaign()
+        elif not by:
+            quiescence.orphan(raft)
+
+    def _begin(self, member: Member, use: bool, by: int) -> None:
+        """Let a group that was never used be led: first by the node that its uid picks, so that leaders are spread; by
+        whoever is asked where that one is away, or does not get to it."""
+        raft, own = member.raft, self._node
+        first = first_leader(member.uid, raft.configuration.voters)
+        if (first == own and (use or by)) or (use and first not in self._live):
+            raft.campaign()
+        elif use:
+            # If that comes to nothing, this node campaigns after an election timeout.
+            self._host.send_blob(first, AWAKE, 0, {"groups": [member.uid]})
         elif not by:
             quiescence.orphan(raft)
 
@@ -252,4 +268,9 @@ class Unquiesce:
         """Take in that these groups, some of which may sleep here, are awake on `node`."""
         for uid in uids:
             if uid in self._table:
-                self.soon(uid, self._table.row(uid).leader, node)
+                row = self._table.row(uid)
+                if row.last:
+                    self.soon(uid, row.leader, node)
+                else:
+                    # Somebody waits there for its first leader.
+                    self.find(uid, by=node)

@@ -65,7 +65,7 @@ class Configuration:
         return bool(self.outgoing)
 
     def nodes(self) -> set[int]:
-        """Add one copy of a log, or a file of a directory."""
+        """Return all members, of both configurations while two are in force."""
         return {*self.voters, *self.learners, *self.outgoing}
 
     def votes(self, node: int) -> bool:

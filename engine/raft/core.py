@@ -243,9 +243,14 @@ class Raft:
         self.untold = 0
         return self.role == LEADER and replication.tell(self)
 
-    def note_untold(self) -> None:
-        """Note that somebody will call `tell`."""
-        self.untold = replication.NOTED
+    def has_told(self, index: int) -> bool:
+        """Return whether entries have told all followers that this index is committed, so that `tell` need not yet."""
+        return self.role == LEADER and min([one.told for one in self.progress.values()], default=index) >= index
+
+    def note_untold(self, many: bool) -> None:
+        """Note that somebody will call `tell`; where many groups wait for it, entries are given time, and ticks do not
+        tell before."""
+        self.untold = replication.LEFT if many else replication.NOTED
 
     def resume(self) -> None:
         """Look for what can be sent, as a node's window has room again."""
@@ -274,10 +279,9 @@ class Raft:
 
     # ---- in: time, nodes, links
 
-    def tick(self) -> None:
-        """Count one tick of the host's clock. Not needed while `is_quiet`."""
-        if not self.stopped:
-            quiescence.tick(self)
+    def tick(self) -> bool:
+        """Count one tick of the host's clock; return whether this member `is_quiet` now, and needs no more of them."""
+        return self.stopped or quiescence.tick(self)
 
     def on_liveness(self) -> None:
         """Take note that `live` has changed."""

@@ -53,14 +53,22 @@ def _waits(raft: Raft) -> bool:
     return not election.may_stand(raft) and (raft.leader != 0 or (raft.voter and raft.denials > 0))
 
 
-def tick(raft: Raft) -> None:
-    """Count one tick of the host's clock; only members that are not quiet need it."""
+def tick(raft: Raft) -> bool:
+    """Count one tick of the host's clock; only members that are not quiet need it. Return whether this one is, now."""
+    if raft.role == FOLLOWER and raft.mend is None and _trusts(raft):
+        raft.elapsed = 0
+        return True
     if raft.role == LEADER:
         _tick_leader(raft)
-        return
-    if raft.mend is not None:
+    elif raft.mend is not None:
         mending.tick(raft)
-        return
+    else:
+        _tick_other(raft)
+    return is_quiet(raft)
+
+
+def _tick_other(raft: Raft) -> None:
+    """Count a tick without a leader."""
     if _trusts(raft):
         raft.elapsed = 0
         return
@@ -101,7 +109,7 @@ def _tick_leader(raft: Raft) -> None:
         raft.dirty = True
     if raft.reads is not None:
         reads.tick(raft, raft.reads)
-    if limits.lazy_commit:
+    if limits.lazy_commit and raft.untold != replication.LEFT:
         replication.tell(raft)
     for node, progress in raft.progress.items():
         if node not in live:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from logyard.protocol.errors import BadRequest
 
-from ..entry import Entry
+from ..entry import CONFIGURATION, Entry
 from . import membership, mending
+from .configuration import Configuration
 from .messages import APPEND, APPEND_REPLY, CONFIRM, SNAPSHOT, TIMEOUT_NOW, Message
 from .progress import PROBE, REPLICATE, SNAPSHOTTING, Progress
 from .quorum import committed_index
@@ -26,10 +27,13 @@ Run: TypeAlias = tuple[int, int, list[Entry], int]
 """First index, the term before it, the entries, their bytes."""
 
 NOTHING: tuple[Entry, ...] = ()
+NONE: tuple[tuple[int, Configuration], ...] = ()
 UNTOLD: Final = 1
 """`Raft.untold`: a follower has everything and was not told the commit index; 0: none."""
 NOTED: Final = 2
 """The host knows: it calls `tell` soon, which looks at all of them."""
+LEFT: Final = 3
+"""The host knows, and leaves it to entries for a while."""
 
 
 # ---- leader: sending
@@ -337,10 +341,14 @@ def on_append(raft: Raft, m: Message) -> None:
         if fresh is None:
             return
     if fresh:
-        try:
-            configurations = membership.decode_entries(fresh)
-        except BadRequest:
-            return
+        configurations: Sequence[tuple[int, Configuration]] = NONE
+        for entry in fresh:
+            if entry.kind == CONFIGURATION:
+                try:
+                    configurations = membership.decode_entries(fresh)
+                except BadRequest:
+                    return
+                break
         if fresh[0].index <= log.last_index:
             overwrite(raft, fresh[0].index)
         log.append(fresh)

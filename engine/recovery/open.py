@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -35,10 +35,12 @@ from ..replica.member import STOPPED, Member
 from ..types import Spec
 from .incarnation import Incarnation, revalidate
 from .inspect import replay_wal
-from .rebuild import log_base, placed_through, slept_on, spec_of
+from .rebuild import log_base, never_used, placed_through, slept_on, spec_of
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound="meta_rows.StateRow | meta_rows.SnapshotRow")
+FRESH = 1024
+"""Groups that nobody ever used, taken in together."""
 
 
 class DataDirectory:
@@ -107,6 +109,8 @@ class Groups(NamedTuple):
     build: Build
     quiesced: Callable[[Spec, meta_rows.StateRow], None]
     """Take in a group that slept on."""
+    fresh: Callable[[Sequence[Spec]], None] | None
+    """Take in groups that nobody ever used; None where no group sleeps."""
     lose: Callable[[int, int, int], object]
     """Payloads of a group's entries, first to last, are on no file here."""
     tidy: Callable[[], None]
@@ -207,14 +211,25 @@ class Start:
         defined: set[int] = set()
         restarted: list[tuple[int, int]] = []
         doubted: dict[int, int] = {}
+        fresh: list[Spec] = []
+        decoded: dict[bytes, tuple[int, ...]] = {}
         for row in meta_rows.group_rows(meta):
-            spec = spec_of(row)
-            defined.add(spec.uid)
+            spec = spec_of(row, decoded)
+            if damaged:
+                defined.add(spec.uid)
             if spec.uid in groups.deleted:
                 continue
             known = damaged.get(spec.uid)
-            recovered = said.get(spec.uid) or Recovered()
             state, snapshot_row = states.of(spec.uid), snapshots.of(spec.uid)
+            recovered, departed = said.get(spec.uid), groups.departed.get(spec.uid)
+            unhurt = known is None and "asleep" in row.extra
+            if unhurt and groups.fresh is not None and never_used(state, snapshot_row, recovered, departed):
+                fresh.append(spec)
+                if len(fresh) == FRESH:
+                    groups.fresh(fresh)
+                    fresh.clear()
+                continue
+            recovered = recovered or Recovered()
             if known is None and state is not None and slept_on(state, snapshot_row, recovered):
                 groups.quiesced(spec, state)
                 continue
@@ -242,6 +257,8 @@ class Start:
             groups.members[spec.uid] = member
             if known is not None and state is not None:
                 doubted[spec.uid] = placed_through(state, recovered)
+        if fresh and groups.fresh is not None:
+            groups.fresh(fresh)
         for uid, known in damaged.items():
             if uid not in defined and uid not in groups.deleted:
                 repair.bar(uid, known, said.get(uid) or Recovered())

@@ -234,7 +234,19 @@ def slept_on(state: StateRow, snapshot: SnapshotRow | None, recovered: Recovered
     return not newer and recovered.end <= last and recovered.restart <= last + 1 and recovered.floor <= state.floor
 
 
-def spec_of(row: GroupRow) -> Spec:
-    """Return the definition that a row holds. Raises `Corrupt`."""
-    voters = Configuration.decode(row.configuration).voters
+def never_used(
+    state: StateRow | None, snapshot: SnapshotRow | None, recovered: Recovered | None, departed: Departed | None
+) -> bool:
+    """Return whether a group's definition is all there is of it: whoever promised anything has one of these."""
+    return state is None and snapshot is None and recovered is None and departed is None
+
+
+def spec_of(row: GroupRow, decoded: dict[bytes, tuple[int, ...]] | None = None) -> Spec:
+    """Return the definition that a row holds. Raises `Corrupt`. `decoded`: what the configurations of other rows say,
+    of which there are few; this row's is added."""
+    voters = decoded.get(row.configuration) if decoded is not None else None
+    if voters is None:
+        voters = Configuration.decode(row.configuration).voters
+        if decoded is not None:
+            decoded[row.configuration] = voters
     return Spec(row.uid, row.name, row.machine, row.arguments, voters, row.created)

@@ -29,6 +29,8 @@ from .sessions import apply_next
 log = logging.getLogger(__name__)
 
 APPLY_BYTES = 4 * 1024 * 1024
+_new: Callable[[type[Context], tuple[Any, ...]], Context] = tuple.__new__
+"""Makes a `Context` of all its fields, without the Python call that its class is."""
 
 
 class Host(NamedTuple):
@@ -137,7 +139,7 @@ class Applier:
         if stamp > member.log_time:
             member.reach(stamp)
         frames = frames_of(data)
-        context = Context(member.spec.uid, index, term, stamp, member.version, records)
+        context = _new(Context, (member.spec.uid, index, term, stamp, member.version, records, ()))
         batch: Batch | None = None
         if not flags & GUARDED:
             batch = run_machine(member, context, entry, frames)

@@ -6,7 +6,7 @@ lives of its payloads. Used by a start, by the waking of a hibernating group, by
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 from ..config import SystemConfig
@@ -133,6 +133,11 @@ class Builder:
         return lambda index, term, kind, content: build_plain(index, term, kind, own_time(uid, kind), content)
 
 
+def first_leader(uid: int, voters: Sequence[int]) -> int:
+    """Return which node leads a new group first, 0 for none: a uid picks one, so that leaders are spread."""
+    return voters[uid % len(voters)] if voters else 0
+
+
 class Enliven:
     """Lets members take part. `learn` hears of their machines, `mark` has a member looked at in the next turn and at
     the next tick."""
@@ -157,7 +162,7 @@ class Enliven:
         raft = member.raft
         voters = raft.configuration.voters
         alone = voters == (self._node_id,)
-        picked = fresh and bool(voters) and voters[member.uid % len(voters)] == self._node_id
+        picked = fresh and first_leader(member.uid, voters) == self._node_id
         if alone or picked:
             raft.campaign()
         self._mark(member)

@@ -1,7 +1,8 @@
 """To a client's session: messages of the machine, and payloads from their home to its connection (law 5).
 
 Invariant: in order within a session, at most once, and never more than `delivery_queue_bytes` waiting for a session:
-what is beyond that, or was released, is dropped. One task a session while something waits. Called by `effects`.
+what is beyond that, or was released, is dropped. Payloads are read when their connection has room for them. One task a
+session while something waits. Called by `effects`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class SessionSink(Protocol):
         `header`: kind "message" or "records", index, and for records tag and rows ``[index, ordinal, head bytes, body
         bytes or -1]``; `body` is the message, or heads and bodies in turn.
         """
+        ...
+
+    async def room(self, size: int) -> None:
+        """Wait until about `size` bytes of records would not be dropped, or the connection ended."""
         ...
 
     def missed(self) -> None:
@@ -199,6 +204,7 @@ class Delivery:
     async def _push(self, session: int, item: _Item) -> None:
         header, body = item.header, list(item.body)
         if header["kind"] == "records":
+            await self._room(session, item.size)
             found = item.found
             if item.lacking:
                 for index in item.lacking:
@@ -207,9 +213,16 @@ class Delivery:
                 found = list(self._find(item.member, item.refs, set()))
             rows, body = await self._read(item.member, found)
             header = {**header, "records": rows}
+            # Others of its connection may have read meanwhile.
+            await self._room(session, item.size)
         sink = self.sinks.get(session)
         if sink is not None:
             self._give(sink, item.member.uid, session, header, body)
+
+    async def _room(self, session: int, size: int) -> None:
+        sink = self.sinks.get(session)
+        if sink is not None:
+            await sink.room(size)
 
     async def _read(self, member: Member, found: Sequence[_Found]) -> tuple[list[list[int]], list[Buffer]]:
         wanted: list[Wanted] = []

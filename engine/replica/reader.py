@@ -164,26 +164,57 @@ class Reader:
         Pins every home before the first await, so that nothing asked for here can be destroyed while it is read.
         """
         if not member.resolves:
-            raise Gone(
-                f"group {member.spec.name!r} on this node has not caught up with a release yet; ask another member"
-            )
+            raise _behind(member)
         return await self._read(member, wanted, mend)
 
+    async def read_all(self, parts: Sequence[tuple[Member, Sequence[Wanted]]]) -> list[list[Buffer] | LogyardError]:
+        """Return the same of several members, or why one's can't be read, for one hand-over to a thread."""
+        there = [member.resolves for member, _ in parts]
+        asked = [(member.uid, wanted) for (member, wanted), resolves in zip(parts, there, strict=True) if resolves]
+        loaded = iter(await self._load_parts(asked))
+        done: list[list[Buffer] | LogyardError] = []
+        for (member, wanted), resolves in zip(parts, there, strict=True):
+            try:
+                if not resolves:
+                    raise _behind(member)
+                done.append(await self._mended(member, wanted, next(loaded), True))
+            except LogyardError as error:
+                done.append(error)
+        return done
+
     async def _read(self, member: Member, wanted: Sequence[Wanted], mend: bool) -> list[Buffer]:
-        homes = {home for want in wanted if (home := _home(want.located)) is not None}
+        (found,) = await self._load_parts([(member.uid, wanted)])
+        return await self._mended(member, wanted, found, mend)
+
+    async def _load_parts(self, parts: Sequence[tuple[int, Sequence[Wanted]]]) -> list[list[Buffer | LogyardError]]:
+        """Return the bytes that are there of several groups, by uid; what could not be read is its error."""
+        homes = {home for _, wanted in parts for want in wanted if (home := _home(want.located)) is not None}
         for home in homes:
             self._pins.pin(home)
         try:
-            size = sum(want.stop - want.start for want in wanted)
-            in_memory = all(want.located.entry is not None and want.located.entry.bodies for want in wanted)
-            bodies = [want.located.entry.bodies if want.located.entry else None for want in wanted]
+            size, in_memory = 0, True
+            held = []
+            for uid, wanted in parts:
+                bodies = [want.located.entry.bodies if want.located.entry else None for want in wanted]
+                held.append((uid, wanted, bodies))
+                size += sum(want.stop - want.start for want in wanted)
+                in_memory = in_memory and all(bodies)
             if in_memory or size <= THREAD_BYTES:
-                found = self._load_all(member.uid, wanted, bodies)
-            else:
-                found = await trio.to_thread.run_sync(self._load_all, member.uid, wanted, bodies)
+                return self._load_held(held)
+            return await trio.to_thread.run_sync(self._load_held, held)
         finally:
             for home in homes:
                 self._pins.unpin(home)
+
+    def _load_held(
+        self, parts: Sequence[tuple[int, Sequence[Wanted], Sequence[Sequence[Buffer] | None]]]
+    ) -> list[list[Buffer | LogyardError]]:
+        return [self._load_all(uid, wanted, bodies) for uid, wanted, bodies in parts]
+
+    async def _mended(
+        self, member: Member, wanted: Sequence[Wanted], found: Sequence[Buffer | LogyardError], mend: bool
+    ) -> list[Buffer]:
+        """Return what was read; what was not comes from a peer, or is raised."""
         data: list[Buffer] = []
         for want, one in zip(wanted, found, strict=True):
             if isinstance(one, LogyardError):
@@ -227,6 +258,10 @@ class Reader:
         wanted = [Wanted(one, unit, 0, unit.length) for one in located for unit in units_of(one.data)]
         data = iter(await self._read(member, wanted, member.resolves))
         return [tuple(next(data) for _ in units_of(one.data)) for one in located]
+
+
+def _behind(member: Member) -> Gone:
+    return Gone(f"group {member.spec.name!r} on this node has not caught up with a release yet; ask another member")
 
 
 def _home(located: Located) -> tuple[str, int] | None:

@@ -79,8 +79,11 @@ class Sessions:
             return Reject("session_expired", f"there is no session {session:016x}: it ended, or never began")
         highest = found.highest
         if highest < sequence <= highest + WINDOW:
+            replies = found.replies
             for old in range(max(1, highest - WINDOW + 1), sequence - WINDOW + 1):
-                self._drop(found, old)
+                gone = replies.pop(old, None)
+                if gone is not None:
+                    self.bytes -= len(gone) if type(gone) is bytes else reply_bytes(gone)
             found.highest = sequence
             return None
         reply = self.known(session, sequence)
@@ -95,17 +98,12 @@ class Sessions:
         """Keep the reply of a claimed sequence."""
         found = self.by_id.get(session)
         if found is not None and sequence > found.highest - WINDOW:
-            size = reply_bytes(reply)
+            size = len(reply) if type(reply) is bytes else reply_bytes(reply)
             if size > REPLY_BYTES:
                 reply = Reject("reply_not_kept", f"it was applied; its reply of {size} bytes was not kept")
                 size = reply_bytes(reply)
             found.replies[sequence] = reply
             self.bytes += size
-
-    def _drop(self, session: Session, sequence: int) -> None:
-        reply = session.replies.pop(sequence, None)
-        if reply is not None:
-            self.bytes -= reply_bytes(reply)
 
     def register(self, session: int, client: int, ttl_ms: int) -> Reply:
         """Begin a session; again with the same client, it is the same one."""
@@ -176,8 +174,11 @@ def apply_next(sessions: Sessions, context: Context, frames: Sequence[Frame], ap
     session = frame.session
     if not session or frame.flags & (SYSTEM | PIECE | BINDS) or sessions.take(session, frame.sequence) is not None:
         return None
-    batch = run_batch(apply_batch, context, frames)
-    sessions.keep(session, frame.sequence, batch.replies[0])
+    batch = apply_batch(context, frames)
+    reply = batch.replies[0]
+    if type(reply) is not bytes:
+        batch = _with_rejects_released(context, frames, batch)
+    sessions.keep(session, frame.sequence, reply)
     return batch
 
 

@@ -41,9 +41,18 @@ def _write(one: _Frozen) -> tuple[Captured, int]:
     """Return the whole snapshot in bytes, and how many payloads its machine needs that it released. In a thread."""
     snapshot = one.snapshot
     live = one.decode(snapshot.live)
-    strange = sum(live.is_dead_range((index, ordinal), (index, ordinal + 1)) for index, ordinal in one.view.payloads())
+    strange = sum(not _lives(live, needed) for needed in one.view.payloads())
     snapshot = snapshot._replace(sections=snapshot_sections.merge(one.view.sections(), snapshot.sections))
     return Captured(one.member, snapshot, snapshot_format.split(snapshot), one.keep_log), strange
+
+
+def _lives(live: LivenessPort, needed: PayloadRange | tuple[int, int]) -> bool:
+    """Return whether all that is needed of one entry lives."""
+    if isinstance(needed, PayloadRange):
+        found = live.live_within(*needed)
+        return len(found) == 1 and found[0] == needed
+    index, ordinal = needed
+    return not live.is_dead_range((index, ordinal), (index, ordinal + 1))
 
 
 class Keeper(Protocol):
@@ -93,8 +102,9 @@ class SnapshotStore:
                     skipped += 1
                 elif member.raft.applied > member.snapshot_index:
                     try:
-                        if member.uploads is None and hasattr(member.machine, "freeze"):
-                            frozen.append(self._freeze(member, keep_log))
+                        one = self._freeze(member, keep_log)
+                        if one is not None:
+                            frozen.append(one)
                         else:
                             captured.append(self._capture(member, keep_log))
                     except Exception as error:
@@ -118,10 +128,8 @@ class SnapshotStore:
             await self._settle()
         if member.state != RUNNING or not member.resolves or raft.mend is not None or raft.applied > raft.log.stable:
             return False
-        if member.uploads is None and hasattr(member.machine, "freeze"):
-            found = await self._written(self._freeze(member, False))
-        else:
-            found = [self._capture(member)]
+        one = self._freeze(member, False)
+        found = [self._capture(member)] if one is None else await self._written(one)
         for captured in found:
             # It may stand where the damaged one does; and none of its chunks is taken to be there.
             member.doubt_snapshot(captured.snapshot.index)
@@ -154,10 +162,11 @@ class SnapshotStore:
             log.error("group %s: the machine needs %d payloads that it released", member.spec.name, strange)
         return [captured]
 
-    def _freeze(self, member: Member, keep_log: bool) -> _Frozen:
-        head = self._head(member, {})
-        machine: Any = member.machine
-        return _Frozen(member, head, machine.freeze(), self._decode, keep_log)
+    def _freeze(self, member: Member, keep_log: bool) -> _Frozen | None:
+        """Return a view of a large state; None of one that is written at once."""
+        freeze = getattr(member.machine, "freeze", None)
+        view = freeze() if freeze is not None and member.uploads is None else None
+        return None if view is None else _Frozen(member, self._head(member, {}), view, self._decode, keep_log)
 
     def _capture(self, member: Member, keep_log: bool = False) -> Captured:
         self.compare(member, member.raft.applied)

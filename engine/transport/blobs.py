@@ -45,6 +45,13 @@ SLEEPING = 41
 AWAKE = 42
 DIGEST = 43
 SLEEPERS = 44
+CATALOG_ASK = 50
+"""{"command"}: let the sender's command be applied to the catalogue, if the receiver leads it."""
+CATALOG_ANSWER = 51
+"""{"reply", "error", "leader"}: the machine's reply, or why there is none, and who may lead."""
+CATALOG_VIEW = 52
+"""{"live", "founded"}: the nodes that the sender hears, and a number of its catalogue's founding, or 0; to who leads it
+also "led": groups that the sender leads."""
 
 GROUPS = (
     UNKNOWN_GROUPS, DEFINE_GROUPS, DEFINED, DELETE_GROUPS, REMOVED_GROUPS, REFUSED_GROUPS, TAKE_BACK,
@@ -98,6 +105,10 @@ def _text_or_none(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
+def _bytes_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, bytes)
+
+
 def _list_of(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
@@ -127,8 +138,10 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
         "admitted?": _list_of(_row(_number, _number)),
         "last?": _flag,
         "ask?": _flag,
+        "asleep?": _flag,
+        "of?": _number,
     },
-    DEFINED: {"error": _text_or_none},
+    DEFINED: {"error": _text_or_none, "again?": _flag},
     DELETE_GROUPS: _UIDS,
     REMOVED_GROUPS: {"groups": _list_of(_row(_number, _number, _number))},
     REFUSED_GROUPS: _UIDS,
@@ -162,6 +175,9 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
     AWAKE: {"groups": _list_of(_number)},
     DIGEST: {"parts": _list_of(_row(_number, _number))},
     SLEEPERS: {"parts": _list_of(_number), "groups": _list_of(_row(_number, _number))},
+    CATALOG_ASK: {"command": _bytes},
+    CATALOG_ANSWER: {"reply": _bytes_or_none, "error": _text_or_none, "leader": _number},
+    CATALOG_VIEW: {"live": _list_of(_number), "founded": _number, "led?": _list_of(_number)},
 }
 """By kind (docs/wire.md): the keys that must be there, or with "?" may be; a newer node may say more."""
 

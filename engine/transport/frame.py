@@ -39,6 +39,8 @@ LANES = ("control", "bulk")
 HEADER = struct.Struct("<IBBHIIQQ")
 """magic, version, type, reserved (0), count, section bytes, body bytes, section hash; then the hash of these bytes."""
 HASH = struct.Struct("<Q")
+HASHED = struct.Struct(HEADER.format + "Q")
+"""Both at once."""
 HEADER_BYTES = HEADER.size + HASH.size
 HELLO_STRUCT = struct.Struct("<HBBIIQQQQ")
 """protocol version, lane, bytes of the cluster's name, node, node expected, epoch, directory, start, durable batches;
@@ -131,9 +133,8 @@ def encode_header(kind: int, count: int, section: Buffer, body_bytes: int) -> by
 
 def parse_header(data: Buffer, lane: int, config: TransportConfig) -> Header:
     """Check the first `HEADER_BYTES` of a frame on `lane`; raise `Corrupt` or `BadRequest`."""
-    magic, version, kind, reserved, count, section, body, digest = HEADER.unpack_from(data)
-    (want,) = HASH.unpack_from(data, HEADER.size)
-    got = hash64(bytes(data[: HEADER.size]))
+    magic, version, kind, reserved, count, section, body, digest, want = HASHED.unpack_from(data)
+    got = hash64(data[: HEADER.size])
     if got != want or magic != MAGIC:
         raise Corrupt("peer frame header", 0, f"{want:016x}", f"{got:016x}")
     if version != VERSION:

@@ -20,7 +20,6 @@ from logyard.protocol.errors import BadRequest, Outdated, Refused, WrongIdentity
 from ..types import Buffer
 from .codec import NO_BODY, SECTION, check_messages
 from .config import TransportConfig
-from .eager import EagerReads
 from .frame import (
     CHALLENGE,
     CONTROL,
@@ -40,6 +39,7 @@ from .frame import (
     parse_header,
 )
 from .proof import Exchange, ask, check_answer, encode_challenge
+from .reactor import Reads, receive_each
 
 Address = tuple[str, int]
 Write = Callable[[Sequence[Buffer]], int]
@@ -50,14 +50,6 @@ BEGINNING = 4096
 """What is read at first where a large frame is likely: the rest of it goes into memory of its own, uncopied."""
 SEND_BYTES = 4 << 20
 """One gather-write of the sender task takes at most about this many bytes, so that it never builds endless lists."""
-
-
-class Reads(Protocol):
-    """Where bytes are received from."""
-
-    def recv_into(self, buffer: memoryview, /) -> Awaitable[int]:
-        """Return bytes received; 0 at the end."""
-        ...
 
 
 class Stream(Protocol):
@@ -397,69 +389,123 @@ async def send_exactly(sock: Stream, data: bytes) -> None:
 async def receive(sock: Stream, lane: int, config: TransportConfig, deliver: Deliver) -> None:
     """Give every frame to `deliver(header, section, body)` until the connection ends.
 
-    `section` is valid only during the call; `body` may be kept. Small frames are read many at a time into one reused
-    buffer and their bodies copied out once; a large frame gets memory of exactly its size and no copy but that of its
-    first bytes: behind a large one, only the beginning of the next is read at first. A bad frame raises `Corrupt` or
-    `BadRequest`, an end within a frame ConnectionResetError.
+    `section` is valid only during the call; `body` may be kept. A bad frame raises `Corrupt` or `BadRequest`, an end
+    within a frame ConnectionResetError.
     """
-    reads = EagerReads(sock) if isinstance(sock, trio.socket.SocketType) else sock
-    buffer = memoryview(bytearray(config.receive_bytes))
-    large = config.receive_bytes // 2
-    start = end = 0
-    most = len(buffer)
-    while True:
+    frames = Frames(lane, config, deliver)
+    await receive_each(sock, frames.buffer, frames.received)
+
+
+class Frames:
+    """What arrives on a lane: `buffer` is where to receive, `received` delivers the frames that came of it.
+
+    Small frames are read many at a time into one reused buffer and their bodies copied out once; a large frame gets
+    memory of exactly its size and no copy but that of its first bytes: behind a large one, only the beginning of the
+    next is read at first.
+    """
+
+    __slots__ = (
+        "_lane", "_config", "_deliver", "_view", "_start", "_end", "_most", "_large", "_header", "_section", "_into",
+        "_filled",
+    )  # fmt: skip
+
+    def __init__(self, lane: int, config: TransportConfig, deliver: Deliver) -> None:
+        self._lane = lane
+        self._config = config
+        self._deliver = deliver
+        self._view = memoryview(bytearray(config.receive_bytes))
+        self._start = self._end = 0
+        self._most = len(self._view)
+        self._large = config.receive_bytes // 2
+        # Of a large frame that is being received: its header, its section once that is there, and what is filled now.
+        self._header: Header | None = None
+        self._section: bytearray | None = None
+        self._into: bytearray | None = None
+        self._filled = 0
+
+    def buffer(self) -> memoryview:
+        """Return where the next bytes go; never empty."""
+        if self._into is not None:
+            return memoryview(self._into)[self._filled :]
+        return self._view[self._end : self._end + self._most]
+
+    def received(self, count: int) -> bool:
+        """Deliver what so many more bytes completed; return False when they are the end. Raises what `receive`
+        does."""
+        if self._into is not None:
+            if not count:
+                raise ConnectionResetError(f"closed by the peer after {self._filled} of {len(self._into)} bytes")
+            self._filled += count
+            self._fill_large(b"")
+            return True
+        if not count:
+            if self._end:
+                raise ConnectionResetError(f"closed by the peer within a frame, after {self._end} bytes")
+            return False
+        self._end += count
+        self._most = len(self._view)
+        self._take()
+        return True
+
+    def _take(self) -> None:
+        """Deliver the frames that are complete in the shared buffer, and make room behind what is left."""
+        view, lane, config = self._view, self._lane, self._config
+        start, end = self._start, self._end
         while end - start >= HEADER_BYTES:
-            header = parse_header(buffer[start : start + HEADER_BYTES], lane, config)
             at = start + HEADER_BYTES
-            stop = start + header.total
+            header = parse_header(view[start:at], lane, config)
+            middle = at + header.section
+            stop = middle + header.body
             if stop <= end:
-                section = buffer[at : at + header.section]
+                section = view[at:middle]
                 check_section(header, section)
-                _check_count(header, section)
-                body = memoryview(bytes(buffer[at + header.section : stop])) if header.body else NO_BODY
-                deliver(header, section, body)
+                if header.type == MESSAGES:
+                    _check_count(header, section)
+                body = memoryview(bytes(view[middle:stop])) if header.body else NO_BODY
                 start = stop
-            elif header.total > large:
-                await _receive_large(reads, header, buffer[at:end], deliver)
-                start = end
-                most = BEGINNING
+                self._deliver(header, section, body)
+            elif stop - start > self._large:
+                self._header = header
+                self._into, self._filled = bytearray(header.section), 0
+                self._most = BEGINNING
+                self._start = self._end = 0
+                self._fill_large(view[at:end])
+                return
             else:
                 break
         if start == end:
             start = end = 0
         elif start:
             # At most half of the buffer moves, and only when a frame straddles two reads.
-            buffer[: end - start] = bytes(buffer[start:end])
+            view[: end - start] = bytes(view[start:end])
             start, end = 0, end - start
-        count = await reads.recv_into(buffer[end : end + most])
-        most = len(buffer)
-        if not count:
-            if end:
-                raise ConnectionResetError(f"closed by the peer within a frame, after {end} bytes")
+        self._start, self._end = start, end
+
+    def _fill_large(self, begun: Buffer) -> None:
+        """Go on with a frame that does not fit the shared buffer, section before body; `begun` is what of it is there
+        already."""
+        header, into = self._header, self._into
+        assert header is not None and into is not None
+        have = min(len(begun), len(into) - self._filled)
+        into[self._filled : self._filled + have] = begun[:have]
+        self._filled += have
+        if self._filled < len(into):
             return
-        end += count
-
-
-async def _receive_large(sock: Reads, header: Header, begun: memoryview, deliver: Deliver) -> None:
-    """Receive a frame that does not fit the reused buffer; `begun` is what of its section and body is there already."""
-    section = bytearray(header.section)
-    have = min(len(begun), header.section)
-    section[:have] = begun[:have]
-    await read_exactly(sock, section, have)
-    check_section(header, section)
-    _check_count(header, section)
-    if header.type == MESSAGES:
-        check_messages(memoryview(section), header.body, header.messages)
-    body = bytearray(header.body)
-    rest = begun[have:]
-    body[: len(rest)] = rest
-    await read_exactly(sock, body, len(rest))
-    deliver(header, memoryview(section), memoryview(body))
+        if self._section is None:
+            check_section(header, into)
+            if header.type == MESSAGES:
+                _check_count(header, into)
+                check_messages(memoryview(into), header.body, header.messages)
+            self._section = into
+            self._into, self._filled = bytearray(header.body), 0
+            self._fill_large(begun[have:])
+            return
+        section, self._header, self._section, self._into = self._section, None, None, None
+        self._deliver(header, memoryview(section), memoryview(into))
 
 
 def _check_count(header: Header, section: Buffer) -> None:
-    """Refuse a frame that does not bring as many messages as its header claims: that count chose the size limit."""
-    if header.type == MESSAGES:
-        count = SECTION.unpack_from(section)[0] if len(section) >= SECTION.size else 0
-        if count != header.messages:
-            raise BadRequest(f"a frame claims {header.messages} messages and brings {count}")
+    """Refuse a frame of messages that does not bring as many as its header claims: that count chose the size limit."""
+    count = SECTION.unpack_from(section)[0] if len(section) >= SECTION.size else 0
+    if count != header.messages:
+        raise BadRequest(f"a frame claims {header.messages} messages and brings {count}")

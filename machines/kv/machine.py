@@ -50,8 +50,9 @@ from .command import (
     range_of,
     unpacked,
 )
+from .history import VALUE
 from .keeping import Keeping, ranges, spans_of
-from .range import select
+from .range import row, select
 from .snapshot import Frozen, freeze, thaw
 from .state import State
 
@@ -64,6 +65,10 @@ PURGE_FACTOR = 4
 TIMER = "leases"
 PURGE_COMMAND: bytes = msgpack.packb([PURGE])
 VALUES_MAX = 10_000
+SINGLE = 4
+"""Elements of a question for one key: its number, the key, no end, a revision."""
+pack = msgpack.Packer().pack
+"""`msgpack.packb` without a new buffer each time."""
 
 
 class Fetched(NamedTuple):
@@ -152,13 +157,21 @@ class KV:
             else:
                 found = self._write(command, context.index)
         except Refusal as refusal:
-            packed: bytes = msgpack.packb((1, refusal.code, refusal.message, refusal.details))
-            return packed
-        packed = msgpack.packb((0, state.revision, *found))
-        return packed
+            refused: bytes = pack((1, refusal.code, refusal.message, refusal.details))
+            return refused
+        done: bytes = pack((0, state.revision, *found))
+        return done
 
     def _write(self, command: Operation, index: int) -> tuple[Any, ...]:
         state = self.state
+        if type(command) is Put:
+            # Most of what comes: there is nothing to decide, and it is its own only leaf.
+            txn.check(state, command)
+            found = txn.perform(state, command)
+            state.commit()
+            if type(command.value) is tuple:
+                self.keeping.keep(command.value[1])
+            return found
         planned = txn.plan(state, command)
         txn.check(state, planned)
         found = txn.perform(state, planned)
@@ -226,10 +239,17 @@ class KV:
         state = self.state
         try:
             asked = unpacked(request)
+            if len(asked) == SINGLE and asked[0] == RANGE:
+                # Most of what is asked: one key, as it is now.
+                _, key, end, revision = asked
+                now_there = type(key) is bytes and end == b"" and type(revision) is int and not revision
+                version = state.keys.get(key) if now_there else None
+                if version is not None and type(version[VALUE]) is bytes:
+                    return Fetched(pack((0, state.revision, (row(version),), False, 1)))
             found, named, size = self._answer(state, asked, now)
         except Refusal as refusal:
-            return Fetched(msgpack.packb((1, refusal.code, refusal.message, refusal.details)))
-        return Fetched(msgpack.packb((0, state.revision, *found)), named, size)
+            return Fetched(pack((1, refusal.code, refusal.message, refusal.details)))
+        return Fetched(pack((0, state.revision, *found)), named, size)
 
     def _answer(self, state: State, asked: list[Any], now: int) -> tuple[tuple[Any, ...], list[tuple[int, int]], int]:
         code = asked[0]

@@ -23,13 +23,15 @@ from logyard.protocol.frame import (
     PRODUCE_CODE,
     Epoch,
 )
+from logyard.protocol.topics import KEYED_APPEND, KEYED_APPEND_CODE, KEYED_PRODUCE, KEYED_PRODUCE_CODE
 
 APPEND = APPEND_COMMAND
 TRUNCATE = 2
 RETAIN = 4
 KEYED = 6
 KEYED_REMOVAL = 7
-"""The rest of these two is the key; one command a record. Codes 3, 5, 8 and 9 are `protocol.frame`'s."""
+"""The rest of these two is the key; one command a record. Codes 3, 5, 8 and 9 are `protocol.frame`'s, 10 to 14
+`protocol.topics`'."""
 APPEND_REPLY = struct.Struct("<QI")
 """First offset, records."""
 TRUNCATE_COMMAND = struct.Struct("<BQQI")
@@ -78,6 +80,18 @@ def epoch_done_of(command: bytes) -> Epoch | None:
     return Epoch(*EPOCH_DONE.unpack(command)[1:])
 
 
+def routed_by(command: bytes) -> tuple[int, int, tuple[int, int] | None] | None:
+    """Return the topic's id and the epoch of the layout by which its records were routed, and their producer with its
+    sequence, if they have one; None for every other command."""
+    if len(command) == KEYED_APPEND.size and command[0] == KEYED_APPEND_CODE:
+        _, topic, epoch = KEYED_APPEND.unpack(command)
+        return topic, epoch, None
+    if len(command) == KEYED_PRODUCE.size and command[0] == KEYED_PRODUCE_CODE:
+        _, topic, epoch, producer, sequence = KEYED_PRODUCE.unpack(command)
+        return topic, epoch, (producer, sequence)
+    return None
+
+
 def is_append(command: bytes) -> bool:
     """Return whether a frame's records get offsets, unless the machine refuses it."""
     return (
@@ -85,6 +99,7 @@ def is_append(command: bytes) -> bool:
         or expected_offset(command) is not None
         or produced_by(command) is not None
         or epoch_append_of(command) is not None
+        or routed_by(command) is not None
     )
 
 

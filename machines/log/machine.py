@@ -2,8 +2,8 @@
 
 State is `start`, `end` and sparse anchors (offset, index): one at least every 1,024 entries or 256 KiB, so it stays
 small for any log; and the few frames that a session's guard kept from it. From version 2 on also what is kept and for
-how long (`retention`), and producers (`producers`); from version 3 on fenced producers (`fenced`). A log is brought to
-a version when somebody asks for what it has.
+how long (`retention`), and producers (`producers`); from version 3 on fenced producers (`fenced`); from version 4 on it
+may be a topic's partition (`partition`). A log is brought to a version when somebody asks for what it has.
 A record's head and body are payload: apply sees only how many records a frame carries. A lookup starts at an anchor and
 counts the records of append frames from there (`AppendLog.locate`). Applied by `engine.replica.applier`.
 """
@@ -46,9 +46,11 @@ from .command import (
     expected_offset,
     is_append,
     produced_by,
+    routed_by,
 )
 from .fenced import FencedProducers
 from .keyed import KEYS_MAX, Keys, keys_of
+from .partition import PartitionFence
 from .producers import Producers
 from .retention import AGE_MS_MAX, AGE_MS_MIN, TIMER, Policy, Retention
 from .slices import Long, payload_of, runs_of
@@ -67,9 +69,9 @@ class AppendLog:
 
     __slots__ = (
         "start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index", "holes",
-        "long", "placed", "keys", "stage", "retention", "producers", "fenced", "_ahead", "_behind",
+        "long", "placed", "keys", "stage", "retention", "producers", "fenced", "partition", "_ahead", "_behind",
     )  # fmt: skip
-    version = 3
+    version = 4
     upgrade_on_demand = True
     wall_time = True
     """Its times are ages of records: nothing is granted for a length of time."""
@@ -102,13 +104,18 @@ class AppendLog:
         self.producers: Producers | None = None
         # None below version 3.
         self.fenced: FencedProducers | None = None
+        # None below version 4.
+        self.partition: PartitionFence | None = None
 
     def upgrade(self, from_version: int, to_version: int) -> None:
-        """Bring the state to a version. 2: limits on what is kept (none yet), and producers; 3: fenced producers."""
+        """Bring the state to a version. 2: limits on what is kept (none yet), and producers; 3: fenced producers;
+        4: it may be a topic's partition (it is none yet)."""
         if from_version < 2:
             self.retention, self.producers = Retention(len(self.anchors)), Producers()
-        if to_version > 2:
+        if from_version < 3 <= to_version:
             self.fenced = FencedProducers()
+        if to_version > 3:
+            self.partition = PartitionFence()
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
         """Apply one entry: every frame gets a reply; a truncation releases what lies before it."""
@@ -267,15 +274,16 @@ class AppendLog:
             reply = Reject("out_of_range", f"can't append at {expected}: the log ends at {self.end}")
         elif not frame.uniform or not command or (frame.pieces and not is_append(command)):
             reply = _unknown()
-        elif self.producers is not None and (producer := produced_by(command)) is not None:
-            if self.fenced is not None and producer[0] in self.fenced.by_number:
-                reply = _other_form(producer[0])
-            else:
-                reply = self.producers.known(*producer, context.timestamp)
+        elif self.partition is not None and (routed := routed_by(command)) is not None:
+            reply = self.partition.refusal(*routed[:2]) or self._produced(context, frame, routed[2], effects)
             if reply is None:
-                self.producers.keep(*producer, self.end, frame.records, context.timestamp)
                 return None
-            self._known(context, frame, reply, effects)
+        elif self.partition is not None and self.partition.takes(command):
+            reply = self.partition.apply(command, self.end, self.producers)
+        elif self.producers is not None and (producer := produced_by(command)) is not None:
+            reply = self._produced(context, frame, producer, effects)
+            if reply is None:
+                return None
         elif self.fenced is not None and (fenced := epoch_append_of(command)) is not None:
             number = fenced[0].producer
             if self.producers is not None and number in self.producers.by_number:
@@ -297,6 +305,22 @@ class AppendLog:
             reply = _unknown()
         if isinstance(reply, Reject):
             self._hole(context, frame.first, frame.records)
+        return reply
+
+    def _produced(
+        self, context: Context, frame: Frame, producer: tuple[int, int] | None, effects: list[Effect]
+    ) -> bytes | Reject | None:
+        """Return the answer to a producer's frame; None for one that is to be appended."""
+        assert self.producers is not None
+        if producer is None:
+            return None
+        if self.fenced is not None and producer[0] in self.fenced.by_number:
+            return _other_form(producer[0])
+        reply = self.producers.known(*producer, context.timestamp)
+        if reply is None:
+            self.producers.keep(*producer, self.end, frame.records, context.timestamp)
+            return None
+        self._known(context, frame, reply, effects)
         return reply
 
     def _known(self, context: Context, frame: Frame, reply: bytes | Reject, effects: list[Effect]) -> None:
@@ -365,6 +389,8 @@ class AppendLog:
             more = (*(more or (None, None)), self.keys.pack() if self.keys is not None else None)
         if self.fenced is not None:
             more = (*more, self.fenced.pack())
+        if self.partition is not None:
+            more = (*more, self.partition.pack())
         return {"log": msgpack.packb((*state, self.last_index, self.holes, list(self.long.items()), *more))}
 
     def restore(self, sections: Sections) -> None:
@@ -381,6 +407,7 @@ class AppendLog:
         self.producers = Producers.unpack(rest[3]) if rest[3:] and rest[3] is not None else None
         self.keys = Keys.unpack(rest[4]) if rest[4:] and rest[4] is not None else None
         self.fenced = FencedProducers.unpack(rest[5]) if rest[5:] else None
+        self.partition = PartitionFence.unpack(rest[6]) if rest[6:] else None
         behind = position[0]
         self._behind = {at for at, one in self.long.items() if one.first < behind}
         self._ahead = [(one.first, at) for at, one in self.long.items() if at not in self._behind]
@@ -416,7 +443,8 @@ class AppendLog:
         """Answer in msgpack: ``["bounds"]`` -> ``[start, end]``, ``["anchors"]`` -> their number, ``["retention"]`` ->
         ``[ms, bytes, records]``, ``["producer", number]`` -> its highest sequence, ``["epoch", number]`` -> a fenced
         producer's ``[incarnation, epoch, open]`` or None, ``["unverified"]`` -> frames of those that came again too
-        late to be compared. Raises `Reject`."""
+        late to be compared, ``["partition"]`` -> ``[topic, number, epoch, layout, offset]`` of a topic's partition or
+        None, ``["producers"]`` -> what all producers wrote. Raises `Reject`."""
         try:
             asked = msgpack.unpackb(request)
         except (ValueError, msgpack.UnpackException):
@@ -435,8 +463,12 @@ class AppendLog:
                 answer = self.fenced.state(number) if self.fenced is not None else None
             case ["unverified"]:
                 answer = self.fenced.unverified if self.fenced is not None else 0
+            case ["partition"]:
+                answer = self.partition.told() if self.partition is not None else None
+            case ["producers"]:
+                answer = self.producers.pack() if self.producers is not None else []
             case _:
-                known = "bounds, anchors, retention, producer, epoch and unverified"
+                known = "bounds, anchors, retention, producer, epoch, unverified, partition and producers"
                 raise Reject("bad_request", f"the append log answers {known}")
         packed: bytes = msgpack.packb(answer)
         return packed

@@ -60,7 +60,7 @@ class Producers:
         if at < len(written) and written[at][0] == sequence:
             producer.stamp = now
             return APPEND_REPLY.pack(*written[at][1:])
-        if at == 0 and len(written) == WINDOW:
+        if at == 0 and len(written) >= WINDOW:
             producer.stamp = now
             return APPEND_REPLY.pack(NO_OFFSET, 0)
         return None
@@ -73,6 +73,17 @@ class Producers:
         producer.stamp = now
         insort(producer.written, (sequence, first, records))
         del producer.written[:-WINDOW]
+
+    def inherit(self, packed: Sequence[Any]) -> None:
+        """Take what producers wrote to another log as written to this one: a window grows to hold both, and shrinks
+        again with the next append."""
+        for number, stamp, written in packed:
+            producer = self.by_number.setdefault(number, Producer(stamp))
+            producer.stamp = max(producer.stamp, stamp)
+            had = {sequence for sequence, _, _ in producer.written}
+            # They lie elsewhere: no offset of this log can be told for them.
+            producer.written += [(sequence, NO_OFFSET, 0) for sequence, _, _ in written if sequence not in had]
+            producer.written.sort()
 
     def last(self, number: int) -> int:
         """Return a producer's highest sequence; 0 for one that is not known."""

@@ -14,7 +14,7 @@ import msgpack
 
 from logyard.engine.machine import Deliver, PayloadRange, Position
 
-from .runs import Run
+from .runs import Run, Views
 
 DELIVER_BYTES = 1 << 20
 """One delivery: what is read in one go, and waits as one."""
@@ -142,21 +142,20 @@ class Consumer:
             self.messages -= held.run.count
             self.bytes -= held.run.bytes
 
-    def encode(self) -> tuple[Any, ...]:
-        """Return the consumer for a snapshot."""
-        own = (
+    def own(self) -> tuple[Any, ...]:
+        """Return, for a snapshot, all but what it holds."""
+        return (
             self.key, self.serial, self.auto, self.dead, self.priority, self.credit, self.credit_bytes, self.lease_ms,
             self.next_tag,
         )  # fmt: skip
-        return own, [(held.tag, held.run.fields(), held.deadline) for held in self.held]
 
     @classmethod
-    def decode(cls, value: list[Any]) -> Consumer:
-        """Return the consumer that `encode` gave."""
+    def decode(cls, value: list[Any], views: Views) -> Consumer:
+        """Return the consumer of a snapshot's row."""
         (key, *own), rows = value
         consumer = cls((key[0], key[1]), *own)
         for tag, fields, deadline in rows:
-            run = Run(*fields)
+            run = Run(*fields, views=views)
             consumer.held.append(Held(tag, run, deadline))
             consumer.messages += run.count
             consumer.bytes += run.bytes

@@ -33,10 +33,11 @@ from .command import malformed, parse_publish, parse_ranges
 from .consumers import Consumer, deliveries
 from .options import QueueOptions
 from .runs import Run
-from .snapshot import decode, encode
+from .snapshot import SECTION, Frozen, decode, freeze
 from .state import TIMER, QueueState
 
-SECTION = "queue"
+WRITTEN_AT_ONCE = 1000
+"""Runs of a state that is written on the loop: a millisecond's work, less than handing it to a thread is worth."""
 CONSUMERS_MAX = 10_000
 
 
@@ -155,7 +156,11 @@ class Queue:
 
     def snapshot(self) -> Sections:
         """Return one section."""
-        return {SECTION: encode(self.state)}
+        return freeze(self.state).sections()
+
+    def freeze(self) -> Frozen | None:
+        """Return a view of the state that later commands do not change; None where there is little to write."""
+        return freeze(self.state) if self.state.size > WRITTEN_AT_ONCE else None
 
     def restore(self, sections: Sections) -> None:
         """Replace the state."""
@@ -215,7 +220,7 @@ class Queue:
         first = state.next_number
         run = Run(
             first, first, records, context.index, frame.first, wanted.size, wanted.sizes, stamp=state.now,
-            priority=wanted.priority,
+            priority=wanted.priority, views=state.views,
         )  # fmt: skip
         old = state.repeated(wanted.publisher, wanted.sequence, records) if wanted.publisher else 0
         if old:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import ref
 
 from logyard.engine.machine import PayloadRange, Position
 
@@ -24,14 +25,57 @@ REASONS = ("", "rejected", "delivery_limit", "expired", "max_length")
 STALE_MAX = 64
 
 
+class Kept(dict["Run", tuple[Any, ...]]):
+    """What runs were that changed since a view of their queue was taken; it ends with the view."""
+
+    __slots__ = ("__weakref__",)
+
+    def fields(self, run: Run) -> tuple[Any, ...]:
+        """Return what a run was when the view was taken. From any thread: a run is kept before it changes, so what is
+        read of it is whole unless it is kept by then."""
+        found = run.fields()
+        return self.get(run) or found
+
+
+class Views:
+    """The views of one queue that somebody reads while it goes on."""
+
+    __slots__ = ("open",)
+
+    def __init__(self) -> None:
+        self.open: tuple[ref[Kept], ...] = ()
+
+    def begin(self) -> Kept:
+        """Begin another one."""
+        kept = Kept()
+        self.open = (*self._read(), ref(kept))
+        return kept
+
+    def keep(self, run: Run) -> None:
+        """Keep what a run is for those who read it as it was: it is about to change."""
+        for one in self.open:
+            kept = one()
+            if kept is None:
+                self.open = self._read()
+            elif run not in kept:
+                kept[run] = run.fields()
+
+    def _read(self) -> tuple[ref[Kept], ...]:
+        return tuple(one for one in self.open if one() is not None)
+
+
+UNSEEN = Views()
+"""Of runs that are in no queue: nobody takes a view of them."""
+
+
 class Run:
     """`count` messages. `number`: the first one's place in its shelf's order; `id`: what its publisher was told.
     `size` in bytes of each, or `sizes` packed. `expires` and `stamp` (published) in ms of log time, 0: never.
-    `deliveries` that failed. `waits`: it lies on a shelf."""
+    `deliveries` that failed. `waits`: it lies on a shelf. `views`: of its queue."""
 
     __slots__ = (
         "number", "id", "count", "index", "ordinal", "size", "sizes", "expires", "stamp", "deliveries", "priority",
-        "reason", "waits",
+        "reason", "waits", "views",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +92,8 @@ class Run:
         deliveries: int = 0,
         priority: int = 0,
         reason: int = 0,
+        *,
+        views: Views = UNSEEN,
     ) -> None:
         self.number = number
         self.id = id
@@ -62,6 +108,7 @@ class Run:
         self.priority = priority
         self.reason = reason
         self.waits = False
+        self.views = views
 
     @property
     def bytes(self) -> int:
@@ -85,9 +132,10 @@ class Run:
 
     def cut(self, count: int) -> Run:
         """Cut off its first `count` messages as a run of their own; this one goes on behind them."""
+        self._change()
         front = Run(
             self.number, self.id, count, self.index, self.ordinal, self.size, self.sizes[: 4 * count], self.expires,
-            self.stamp, self.deliveries, self.priority, self.reason,
+            self.stamp, self.deliveries, self.priority, self.reason, views=self.views,
         )  # fmt: skip
         self.number += count
         self.id += count
@@ -96,17 +144,24 @@ class Run:
         self.sizes = self.sizes[4 * count :]
         return front
 
+    def _change(self) -> None:
+        if self.views.open:
+            self.views.keep(self)
+
     def enter(self, number: int, expires: int, reason: int = 0) -> None:
         """Take a new place in a shelf's order. `reason`: why that is the one of the dead letters."""
+        self._change()
         self.number, self.expires, self.reason = number, expires, reason
 
     def prolong(self, ms: int) -> None:
         """Let its messages expire so much later, if they do."""
         if self.expires:
+            self._change()
             self.expires += ms
 
     def fail(self) -> None:
         """Count a delivery that failed."""
+        self._change()
         self.deliveries += 1
 
     def wait(self, waits: bool) -> None:
@@ -115,6 +170,7 @@ class Run:
 
     def extend(self, count: int) -> None:
         """Count messages that continue it as its own."""
+        self._change()
         self.count += count
 
     def continues(self, other: Run) -> bool:
@@ -239,7 +295,7 @@ class Shelf:
 
     def __iter__(self) -> Iterator[Run]:
         """Yield the runs in order."""
-        yield from (run for _, run in sorted(self.returned, key=_number) if run.count)
+        yield from (run for run in in_order(self.returned) if run.count)
         yield from (run for run in self.fresh if run.count)
 
     @property
@@ -247,20 +303,24 @@ class Shelf:
         """How many there are at most."""
         return len(self.fresh) + len(self.returned)
 
-    def encode(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """Return, for a snapshot, the runs that came back, and the fresh ones."""
-        returned = [run.fields() for _, run in sorted(self.returned, key=_number) if run.count]
-        return returned, [run.fields() for run in self.fresh if run.count]
+    def lying(self) -> tuple[list[tuple[int, Run]], list[Run]]:
+        """Return what came back, in no order, and the fresh runs, those that were emptied among them."""
+        return list(self.returned), list(self.fresh)
 
     @classmethod
-    def decode(cls, rows: tuple[list[list[Any]], list[list[Any]]]) -> Shelf:
-        """Return the shelf that `encode` gave."""
+    def decode(cls, rows: tuple[list[list[Any]], list[list[Any]]], views: Views) -> Shelf:
+        """Return the shelf of a snapshot's rows."""
         shelf = cls()
         for row in rows[0]:
-            shelf.put_back(Run(*row))
+            shelf.put_back(Run(*row, views=views))
         for row in rows[1]:
-            shelf.put(Run(*row))
+            shelf.put(Run(*row, views=views))
         return shelf
+
+
+def in_order(returned: Iterable[tuple[int, Run]]) -> list[Run]:
+    """Return runs that came back, in order of their numbers."""
+    return [run for _, run in sorted(returned, key=_number)]
 
 
 def _number(pair: tuple[int, Run]) -> int:

@@ -16,7 +16,7 @@ from logyard.engine.machine import Context, Effect, Monitor, Position, Release, 
 from .command import CREDIT_MAX
 from .consumers import Consumer, Held, deliveries
 from .options import QueueOptions
-from .runs import DROPPED, EXPIRED, LIMIT, REJECTED, STALE_MAX, Run, Shelf
+from .runs import DROPPED, EXPIRED, LIMIT, REJECTED, STALE_MAX, Run, Shelf, Views
 
 TIMER = "due"
 LEASE_STEP_MS = 100
@@ -46,6 +46,7 @@ class QueueState:
 
     def __init__(self, options: QueueOptions) -> None:
         self.options = options
+        self.views = Views()
         self.shelves = (Shelf(), Shelf())
         self.dead = Shelf()
         self.delayed: dict[int, Delayed] = {}
@@ -471,6 +472,14 @@ class QueueState:
         self._expiries = [(run.expires, number, run) for number, run in enumerate(waiting)]
         self._expiry = len(self._expiries)
         heapq.heapify(self._expiries)
+
+    @property
+    def size(self) -> int:
+        """How many runs and publishers there are, about."""
+        shelves = sum(shelf.runs for shelf in (*self.shelves, self.dead))
+        return (
+            shelves + len(self.delayed) + len(self.publishers) + sum(len(one.held) for one in self.consumers.values())
+        )
 
     def runs(self) -> Iterator[Run]:
         """Yield all messages, wherever they are."""

@@ -17,17 +17,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from logyard.client.producer import SyncEpochWriter, producer_number
+from logyard.client.log import appended, flags_of, offsets_of
+from logyard.client.producer import producer_number
 from logyard.client.sync import Yard
 from logyard.client.sync_log import Log
 from logyard.client.upload import WHOLE_BYTES
-from logyard.protocol.errors import Gone, GroupExists, LogyardError, OutOfRange, UnknownGroup
-from logyard.protocol.frame import Epoch
+from logyard.protocol import wire
+from logyard.protocol.compression import SMALLEST
+from logyard.protocol.errors import GroupExists, LogyardError, UnknownGroup
+from logyard.protocol.frame import Epoch, epoch_append_command
 
-from ..opening import tls_of
+from ..errors import DataLoss
+from ..network import NetworkSource
+from ..option_table import tls_of
+from ..sources import Reading, Wanted
 from .options import DIRECT, LEAST, ONCE, SinkOptions
 from .record import CUT, Cut, Fenced, SinkError, SinkLog, State, Stored
-from .rows import Batch, framed, frames
+from .rows import PAYLOAD_MAX, Batch, frames
 from .sending import Sending
 
 if TYPE_CHECKING:
@@ -35,7 +41,8 @@ if TYPE_CHECKING:
 
 RANGES_MAX = 1_000_000
 MANIFEST_BYTES_MAX = 32 << 20
-READ_BYTES = 8 << 20
+STAGED = Reading(payloads=True, inline_bytes=PAYLOAD_MAX)
+FOR_LOG = wire.for_kind("log")
 HOOK: Callable[[str], None] | None = None
 """Of tests alone: called with the name of each step that a crash may come before."""
 
@@ -122,7 +129,7 @@ class Sink:
         with Sending() as sending:
             for one in frames(batches, self.options.log, CUT):
                 log = self._target(one.log)
-                rows += len(one.records)
+                rows += one.rows
                 sending.put(one.log, partial(append, log, one), one.size)
         return Written(writing, rows=rows)
 
@@ -130,22 +137,25 @@ class Sink:
         self, batches: Iterable[pyarrow.RecordBatch], writing: Writing, task: int, epoch: Epoch, cut: Cut
     ) -> Written:
         rows = 0
-        writers: dict[str, SyncEpochWriter] = {}
+        writers: dict[str, Lane] = {}
         with Sending() as sending:
             for one in frames(batches, self.options.log, cut):
                 writer = writers.get(one.log)
                 if writer is None:
-                    log = self._target(one.log)
-                    writer = writers[one.log] = log.epoch(*epoch, task, timeout=self.options.timeout_s)
-                rows += len(one.records)
+                    writer = writers[one.log] = self._lane(self._target(one.log), epoch, task)
+                rows += one.rows
                 at("mid-write")
                 sending.put(one.log, partial(self._fenced, writer, one), one.size)
         at("after-write")
         return Written(writing, rows=rows)
 
-    def _fenced(self, writer: SyncEpochWriter, one: Batch) -> None:
+    def _lane(self, log: Log, epoch: Epoch, lane: int) -> Lane:
+        """Return a lane of an epoch, which begins where the log does not have it yet. Raises as `Log.epoch`."""
+        return Lane(log, log.epoch(*epoch, lane, timeout=self.options.timeout_s).epoch, lane, self.options.timeout_s)
+
+    def _fenced(self, lane: Lane, one: Batch) -> None:
         try:
-            writer.append_many(one.records, timeout=self.options.timeout_s)
+            lane.append(one)
         except LogyardError as error:
             raise told(self.name, one.log, error) from error
 
@@ -166,7 +176,7 @@ class Sink:
             for one in frames(batches, self.options.log, state.cut):
                 if not rows:
                     self._ready_stage(number)
-                rows += len(one.records)
+                rows += one.rows
                 at("mid-write")
                 sending.put(one.log, partial(store, one), one.size)
         at("after-write")
@@ -238,11 +248,13 @@ class Sink:
         by_log: dict[str, list[Stored]] = {}
         for chunk in state.ranges or ():
             by_log.setdefault(chunk.log, []).append(chunk)
-        with Sending() as sending:
+        with closing(open_stages(self.options)) as source, Sending() as sending:
             for name in sorted(by_log):
-                sending.put(name, partial(self._publish, name, by_log[name], epoch, state.cut), 1)
+                sending.put(name, partial(self._publish, source, name, by_log[name], epoch, state.cut), 1)
 
-    def _publish(self, name: str, chunks: Sequence[Stored], epoch: Epoch, cut: Cut) -> None:
+    def _publish(
+        self, source: NetworkSource, name: str, chunks: Sequence[Stored], epoch: Epoch, cut: Cut
+    ) -> None:  # fmt: skip
         """Write one log's rows of a manifest. A frame that is there already is left as it is."""
         try:
             log = self._target(name)
@@ -254,29 +266,66 @@ class Sink:
                 "it anew, dropMissing=true leaves its rows out"
             ) from None
         try:
-            writer = log.epoch(*epoch, 0, timeout=self.options.timeout_s)
-            for one in framed(self._staged(chunks), cut):
+            lane = self._lane(log, epoch, 0)
+            for one in frames(self._staged(source, chunks), name, cut):
                 at("mid-fan-out")
-                writer.append_many(one.records, timeout=self.options.timeout_s)
-        except (OutOfRange, Gone) as error:
+                lane.append(one)
+        except DataLoss as error:
             # Whoever truncated the stages has finished the batch.
             raise Fenced(f"{self.name}: batch {epoch.epoch} was finished by another commit meanwhile") from error
         except LogyardError as error:
             raise told(self.name, name, error) from error
 
-    def _staged(self, chunks: Sequence[Stored]) -> Iterator[tuple[str, bytes, bytes | None]]:
+    def _staged(self, source: NetworkSource, chunks: Sequence[Stored]) -> Iterator[pyarrow.RecordBatch]:
+        nodes = source.yard.nodes()
         for chunk in chunks:
-            for record in self.yard.log(self._stage(chunk.stage)).records(chunk.first, chunk.end):
-                yield chunk.log, bytes(record.metadata), None if record.payload is None else bytes(record.payload)
+            turn = chunk.stage % len(nodes)
+            wanted = Wanted(self._stage(chunk.stage), 0, chunk.first, chunk.end, (*nodes[turn:], *nodes[:turn]))
+            yield from source.read([wanted], STAGED)
 
 
-def append(log: Log, one: Batch) -> range:
-    """Append a frame as it is; a payload above 1 MiB in pieces."""
-    (metadata, payload) = one.records[0]
-    if len(one.records) == 1 and payload is not None and len(payload) > WHOLE_BYTES:
-        offset = log.append(metadata, payload)
-        return range(offset, offset + 1)
-    return log.append_many(one.records)
+class Lane:
+    """One task's frames of an epoch in one log, numbered as they come."""
+
+    def __init__(self, log: Log, epoch: Epoch, lane: int, timeout_s: float) -> None:
+        self._log = log
+        self._epoch = epoch
+        self._lane = lane
+        self._timeout_s = timeout_s
+        self._last = 0
+
+    def append(self, one: Batch) -> None:
+        """Append the next frame, unless it is there. Raises as `client.producer.EpochWriter.append_many`."""
+        self._last += 1
+        append(self._log, one, epoch_append_command(self._epoch, self._lane, self._last, one.content), self._timeout_s)
+
+
+def append(log: Log, one: Batch, command: bytes = b"", timeout_s: float | None = None) -> range:
+    """Append a frame, by a producer's `command`; a payload above 1 MiB in pieces."""
+    if one.largest > WHOLE_BYTES:
+        return log.append_many(one.records, timeout=timeout_s, command=command) if command else _in_pieces(log, one)
+    if _is_compressed(log, one):
+        return log.append_many(one.records, timeout=timeout_s, command=command)
+    flags = flags_of("consensus", "normal") | FOR_LOG
+    reply, _ = log.yard.append(log.name, one.frame(command), timeout_s, flags)
+    found = appended(log.name, flags, reply)
+    return offsets_of(found.first, found.given)
+
+
+def _in_pieces(log: Log, one: Batch) -> range:
+    ((metadata, payload),) = one.records
+    offset = log.append(metadata, payload)
+    return range(offset, offset + 1)
+
+
+def _is_compressed(log: Log, one: Batch) -> bool:
+    """Return whether a log wants payloads to be compressed; it is asked where one could be."""
+    option = log.yard.compresses(log.name)
+    if option is None and one.largest >= SMALLEST:
+        # Whatever it answers, finding the log tells.
+        log.latest()
+        option = log.yard.compresses(log.name)
+    return bool(option)
 
 
 def merged(chunks: Iterable[Stored]) -> Iterator[Stored]:
@@ -305,6 +354,15 @@ def told(sink: str, log: str, error: LogyardError) -> LogyardError:
     if error.code == "fenced":
         return Fenced(f"{sink}: log {log!r}: {error}")
     return error
+
+
+def open_stages(options: SinkOptions) -> NetworkSource:
+    """Return a source that reads stages; any member of one serves. Close it."""
+    tls = tls_of(options.tls_ca, options.tls_certificate, options.tls_key)
+    source = NetworkSource(options.servers, tls=tls, timeout_s=options.timeout_s)
+    # Connected before threads share it.
+    source.yard.nodes()
+    return source
 
 
 def open_sink(options: SinkOptions) -> Sink:

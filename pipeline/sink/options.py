@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from ..errors import OptionError
-from ..options import Option, check_servers, check_tls, count, flag, names, plain, seconds
+from ..option_table import (
+    Option,
+    check_servers,
+    check_tls,
+    count,
+    fields_of,
+    flag,
+    markdown,
+    meant,
+    names,
+    plain,
+    seconds,
+    without_sparks_own,
+)
 
 ONCE, DIRECT, LEAST = "exactly-once", "exactly-once-direct", "at-least-once"
 SINK_NAME_MAX = 100
@@ -92,29 +104,13 @@ class SinkOptions:
     tls_key: str | None
 
 
+def _unknown(name: str) -> str:
+    return f"{name}: a sink has no such option; {ELSEWHERE.get(name.lower()) or meant(name, SINK_OPTIONS)}"
+
+
 def parse_sink(given: Mapping[str, str], streaming: bool) -> SinkOptions:
     """Return the options of a sink. Raises `OptionError`; it begins with the option's name."""
-    texts = {name.lower(): (name, value) for name, value in given.items()}
-    # Spark's own, which it hands on.
-    for own in ("checkpointlocation", "queryname"):
-        texts.pop(own, None)
-    fields: dict[str, Any] = {}
-    for option in SINK_OPTIONS:
-        _, value = texts.pop(option.name.lower(), ("", None))
-        if value is None and not option.default:
-            fields[option.field] = None
-            continue
-        try:
-            fields[option.field] = option.parse(option.default if value is None else value)
-        except ValueError as error:
-            raise OptionError(f"{option.name}: {error}, not {value!r}") from None
-    for name, _ in texts.values():
-        known = {one.name.lower(): one.name for one in SINK_OPTIONS}
-        near = get_close_matches(name.lower(), known, 1)
-        said = ELSEWHERE.get(name.lower()) or (
-            f"is it {known[near[0]]}?" if near else f"there are {', '.join(known.values())}"
-        )
-        raise OptionError(f"{name}: a sink has no such option; {said}")
+    fields, _ = fields_of(SINK_OPTIONS, without_sparks_own(given), lambda option: "", _unknown)
     if not fields["servers"]:
         raise OptionError("servers: it is needed: a sink writes to a running cluster")
     check_servers(fields["servers"])
@@ -146,6 +142,4 @@ def _check_sink(fields: dict[str, Any], streaming: bool) -> None:
 
 def sink_table() -> str:
     """Return the table of docs/guides/spark.md."""
-    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
-    rows += [f"| {one.name} | {f'`{one.default}`' if one.default else ''} | {one.doc} |" for one in SINK_OPTIONS]
-    return "\n".join(rows) + "\n"
+    return markdown(SINK_OPTIONS)

@@ -11,17 +11,20 @@ import dataclasses
 import functools
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from logyard.bench.settings import (
+    SPARK_CASES,
     AppendSettings,
     CatchupSettings,
     ChurnSettings,
     FailoverSettings,
+    GroupsSettings,
+    HugeSettings,
     IdleSettings,
     KvSettings,
     MixedSettings,
@@ -86,13 +89,14 @@ def cluster_directory(command: F) -> F:
     return click.option("--dir", "directory", type=kind, help="Keep nodes here (default: temporary).")(command)
 
 
-def cluster_options(nodes: int) -> Callable[[F], F]:
-    """Add --nodes, --dir, --volatile and --json."""
+def cluster_options(nodes: int | None) -> Callable[[F], F]:
+    """Add --nodes, --dir, --volatile and --json. None: the cases say how many nodes."""
 
     def add(command: F) -> F:
         return click.option(
-            "--nodes", type=click.IntRange(1, 9), default=nodes, show_default=True, help="How many nodes."
-        )(cluster_directory(command))
+            "--nodes", type=click.IntRange(1, 9), default=nodes, show_default=nodes or "as the case needs",
+            help="How many nodes.",
+        )(cluster_directory(command))  # fmt: skip
 
     return add
 
@@ -186,6 +190,24 @@ def bench_queue(nodes: int, settings: QueueSettings, directory: Path | None, vol
     show(report, output)
 
 
+@bench.command("groups")
+@cluster_options(3)
+@options_of(GroupsSettings)
+def bench_groups(nodes: int, settings: GroupsSettings, directory: Path | None, volatile: bool, output: Output) -> None:
+    """Measure records that a consumer group reads and commits a second, and how old they are at a tenth of that; all
+    are counted.
+
+    \b
+    Example:
+      logyard bench groups --nodes 3 --partitions 12 --members 4 --json
+    """
+    from logyard.bench.cases.groups import run_groups
+
+    with bench_cluster(nodes, directory, volatile) as (cluster, where):
+        report = run_groups(settings, cluster, where, output.say)
+    show(report, output)
+
+
 @bench.command("idle")
 @cluster_options(3)
 @options_of(IdleSettings)
@@ -201,6 +223,27 @@ def bench_idle(nodes: int, settings: IdleSettings, directory: Path | None, volat
 
     with bench_cluster(nodes, directory, volatile) as (cluster, where):
         report = run_idle(settings, cluster, where, output.say)
+    show(report, output)
+
+
+@bench.command("huge")
+@cluster_options(1)
+@options_of(HugeSettings)
+def bench_huge(nodes: int, settings: HugeSettings, directory: Path | None, volatile: bool, output: Output) -> None:
+    """Measure many logs on few nodes, created in batches: logs a second, bytes of each asleep, a restart, the first
+    append to one, and a load over some of them beside the same without the others.
+
+    \b
+    Example:
+      logyard bench huge --logs 100000 --nodes 3 --json
+    """
+    from logyard.bench.cases.huge import limits_of, run_alone, run_huge
+
+    limits = limits_of(settings)
+    with bench_cluster(nodes, None, volatile, limits) as (cluster, where):
+        alone = run_alone(settings, cluster, where, output.say)
+    with bench_cluster(nodes, directory, volatile, limits) as (cluster, where):
+        report = run_huge(settings, cluster, where, alone, output.say)
     show(report, output)
 
 
@@ -329,26 +372,38 @@ def bench_catchup(
 
 
 @bench.command("spark")
-@cluster_options(1)
+@cluster_options(None)
 @options_of(SparkSettings)
 @click.option("--master", default="local[2]", show_default=True, help="Spark's master.")
+@click.option("--case", "cases", multiple=True, type=click.Choice(SPARK_CASES), help="This alone; may be repeated.")
 def bench_spark(
-    nodes: int, settings: SparkSettings, master: str, directory: Path | None, volatile: bool, output: Output
-) -> None:
-    """Measure the format logyard on Spark: rows and payload bytes a second beside PySpark's own, planning, the audit's
+    nodes: int | None, settings: SparkSettings, master: str, cases: Sequence[str], directory: Path | None,
+    volatile: bool, output: Output,
+) -> None:  # fmt: skip
+    """Measure the format logyard on Spark, beside a source and a sink that cost nothing: reads, streams, sinks, tables,
     memory.
 
     \b
     Example:
-      logyard bench spark --json
+      logyard bench spark --case live --case idle --json
     """
-    from logyard.bench.cases.spark import run_spark
+    from logyard.bench.cases.spark import counts_of, report_of, run_spark
 
     from .spark import session
 
-    with bench_cluster(nodes, directory, volatile) as (cluster, where), session(master, "2g", output) as spark:
-        report = run_spark(settings, cluster, where, spark, output.say)
-    show(report, output)
+    results = []
+    with session(master, "2g", output) as spark:
+        for count, some in counts_of(cases or SPARK_CASES, nodes):
+            place = directory and directory / f"{count}-nodes"
+            with bench_cluster(count, place, volatile) as (cluster, where):
+                results += run_spark(settings, some, cluster, where, spark, output.say)
+                report = report_of(settings, results, where)
+    for one in results:
+        rows = [(key, value) for key, value in one.items() if key not in ("case", "problems")]
+        output.table(f"bench spark: {one['case']}", ("figure", "value"), rows)
+    for problem in report["problems"]:
+        output.say(f"  {problem}")
+    output.result(report)
 
 
 bench.add_command(bench_run)

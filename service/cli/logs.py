@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREVIEW_CHARACTERS = 60
+COUNT_MAX = 10_000_000
+"""A node has no more groups than that, whatever its `groups_max`."""
 TIMEOUT = "logyard.timeout"
 TLS = "logyard.tls"
 TLS_HELP = {
@@ -150,7 +152,9 @@ def opened(servers: Sequence[str]) -> Iterator[Yard]:
 
 
 @click.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="[NAME...]", nargs=-1)
+@click.option("--count", type=click.IntRange(1, COUNT_MAX), help="Create so many, asleep: PREFIX000 and so on.")
+@click.option("--prefix", help="How the names of --count begin.")
 @click.option("--members", callback=members_option, help="Nodes that hold it, as 1,2,3 (default: all).")
 @click.option("--compress", type=click.Choice(["zstd", "none"]), default="none", help="What appends do by default.")
 @click.option("--compact", type=click.Choice(["key", "none"]), default="none", help="Keep each key's newest record.")
@@ -160,6 +164,8 @@ def opened(servers: Sequence[str]) -> Iterator[Yard]:
 @json_option
 def create(
     names: tuple[str, ...],
+    count: int | None,
+    prefix: str | None,
     members: list[int] | None,
     compress: str,
     compact: str,
@@ -170,21 +176,31 @@ def create(
 ) -> None:
     """Create append logs, or groups of another --machine. With --compress zstd the payloads of logs are stored
     compressed where that makes them smaller; with --compact key every record has a key, and takes the place of the one
-    before it with the same.
+    before it with the same. --count creates many at once, asleep: each has its first leader when it is used first.
 
     \b
     Example:
       logyard create orders payments --members 1,2,3
       logyard create pages --compress zstd
       logyard create visits --machine counter --arg limit=3
+      logyard create --count 100000 --prefix device-
     """
+    if (count is None) != (prefix is None) or bool(names) == (count is not None):
+        raise click.UsageError("give the names, or --count and --prefix")
     options = {} if compress == "none" else {"compress": compress}
     options |= {} if compact == "none" else {"compact": compact}
     if options and machine != "log":
         raise click.UsageError("--compress and --compact are for logs; other machines take --arg KEY=VALUE")
     with opened(servers) as yard:
-        yard.create_many(names, members=members, machine=machine, **{**options, **arguments})
-    output.result({"ok": True, "created": list(names)}, f"created {', '.join(names)}")
+        if count is None or prefix is None:
+            yard.create_many(names, members=members, machine=machine, **{**options, **arguments})
+            output.result({"ok": True, "created": list(names)}, f"created {', '.join(names)}")
+            return
+        width = len(str(count - 1))
+        numbered = (f"{prefix}{number:0{width}}" for number in range(count))
+        new = yard.create_batch(numbered, members=members, machine=machine, **{**options, **arguments})
+    first, last = f"{prefix}{0:0{width}}", f"{prefix}{count - 1}"
+    output.result({"ok": True, "new": new, "first": first, "last": last}, f"created {new}: {first} to {last}")
 
 
 @click.command("list")

@@ -19,6 +19,7 @@ from logyard.pipeline.directory.places import data_directories
 from . import (
     admin,
     bench,
+    cluster,
     etcd,
     forks,
     kv,
@@ -26,11 +27,14 @@ from . import (
     logs,
     machine,
     members,
+    nodes,
+    plan,
     queue,
     repair,
     retention,
     spark,
     tls,
+    topic,
 )
 from .output import Output, Verbs, json_option
 
@@ -41,8 +45,9 @@ DIRECTORY = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 FINDINGS_SHOWN = 50
 SUBJECTS = {
-    "Clusters and nodes": ("up", "serve", "status", "drain", "forget", "readmit", "tls"),
+    "Clusters and nodes": ("up", "serve", "status", "nodes", "plan", "cluster", "drain", "forget", "readmit", "tls"),
     "Logs": ("create", "list", "describe", "append", "read", "retain", "truncate", "delete"),
+    "Topics": ("topic", "consume", "groups"),
     "Machines": ("kv", "queue", "etcd", "command", "query", "skip"),
     "Members and leaders": ("members", "leaders", "transfer", "campaign", "force-shrink"),
     "Space and health": ("compact", "snapshot", "scrub", "check", "forks"),
@@ -68,19 +73,29 @@ def cli() -> None:
 @cli.command()
 @click.option("--config", "config", type=FILE, required=True, help="The node's node.toml (docs/config.md).")
 @click.option("--until-eof", is_flag=True, help="Also stop when standard input ends: for a parent process.")
-def serve(config: Path, until_eof: bool) -> None:
+@click.option("--join", "server", metavar="HOST:PORT", help="An empty directory joins the cluster of this node first.")
+@click.option("--token", help="What `logyard nodes invite` printed.", envvar="LOGYARD_TOKEN", default="")
+@click.option("--replaces", type=click.IntRange(min=1), help="Take the members of this node, which is gone for good.")
+@click.option("--zone", default="-", help="Where the node stands, with --join: logs spread over zones.")
+def serve(config: Path, until_eof: bool, server: str | None, token: str, replaces: int | None, zone: str) -> None:
     """Run one node until SIGTERM or Ctrl-C.
 
     Prints "ready client=HOST:PORT pid=N" when it serves. Exit codes: 0 stopped, 1 refused to start, 2 bad
     configuration, 75 the disk failed, 76 the others know a newer data directory of this node.
 
+    With --join the configuration has no id: the cluster gives the number, and the directory keeps it, so that
+    the same command starts the same node again.
+
     \b
-    Example:
+    Examples:
       logyard serve --config node.toml
+      logyard serve --config node.toml --join 127.0.0.1:7001 --token TOKEN
     """
+    from ..catalog.join import Invitation
     from ..daemon import run_node
 
-    raise click.exceptions.Exit(run_node(config, until_eof=until_eof))
+    invitation = Invitation(server, token, replaces or 0, zone) if server else None
+    raise click.exceptions.Exit(run_node(config, until_eof=until_eof, invitation=invitation))
 
 
 @cli.command()
@@ -88,6 +103,7 @@ def serve(config: Path, until_eof: bool) -> None:
 @click.option("--dir", "directory", type=DIRECTORY, required=True, help="Where the nodes live; kept, used again.")
 @click.option("--port", type=click.IntRange(1024, 65000), default=7001, show_default=True, help="First client port.")
 @click.option("--tls", is_flag=True, help="A new cluster speaks TLS only; certificates are made in DIR/tls.")
+@click.option("--catalog", is_flag=True, help="A new cluster has a catalogue (docs/guides/cluster.md).")
 @click.option(
     "--restart-after",
     type=click.FloatRange(0),
@@ -97,7 +113,7 @@ def serve(config: Path, until_eof: bool) -> None:
     help="A node that is killed or crashes starts again after so long; 0: it stays down.",
 )
 @json_option
-def up(nodes: int, directory: Path, port: int, tls: bool, restart_after: float, output: Output) -> None:
+def up(nodes: int, directory: Path, port: int, tls: bool, catalog: bool, restart_after: float, output: Output) -> None:
     """Run a local cluster for development; Ctrl-C stops it cleanly.
 
     The first node answers clients on --port, the next on the port after it, and so on; peers talk on the ports
@@ -113,7 +129,7 @@ def up(nodes: int, directory: Path, port: int, tls: bool, restart_after: float, 
     directory.mkdir(parents=True, exist_ok=True)
     # Made before the nodes start, so that a Ctrl-C during the start stops them in order too.
     stopping = StopSignal(signal.SIGINT, signal.SIGTERM)
-    with LocalCluster(directory, nodes, first_port=port, tls=tls) as cluster:
+    with LocalCluster(directory, nodes, first_port=port, tls=tls, catalog=catalog) as cluster:
         cluster.start()
         for node in cluster.nodes.values():
             assert node.process is not None
@@ -213,12 +229,16 @@ register(logs.commands)
 register(retention.commands)
 register(admin.commands)
 register(members.commands)
+register(nodes.commands)
+register(plan.commands)
+register(cluster.commands)
 register(repair.commands)
 register(forks.commands)
 register(bench.commands)
 register(tls.commands)
 register(spark.commands)
 register(queue.commands)
+register(topic.commands)
 register(kv.commands)
 kv.kv_group.add_command(lease.lease_group)
 register(machine.commands)

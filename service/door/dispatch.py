@@ -88,6 +88,11 @@ class SystemPort(ScanPort, HasKv, Protocol):
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> object:
         """Create groups on all their members."""
 
+    async def create_batch(
+        self, names: Sequence[str], members: Sequence[int], machine: str, arguments: Mapping[str, Any]
+    ) -> int:
+        """Create groups of one definition, asleep; return how many are new."""
+
     async def delete_group(self, name: str, force: bool = False) -> object:
         """Delete a group on all its members."""
 
@@ -99,6 +104,12 @@ class SystemPort(ScanPort, HasKv, Protocol):
 
     def locate(self, names: Sequence[str]) -> Sequence[Sequence[Any]]:
         """Return (name, uid, leader or 0, members, compress, kind) of each group; raise `UnknownGroup`."""
+
+    def sleeping(self, names: Sequence[str]) -> Sequence[str]:
+        """Return which of some groups sleep here; wakes none."""
+
+    async def led_soon(self, names: Sequence[str]) -> None:
+        """Wait a moment for groups that were woken just now to have a leader."""
 
     async def poll(
         self, name: str, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool, consistency: str,
@@ -128,6 +139,9 @@ class SystemPort(ScanPort, HasKv, Protocol):
 
     async def close_epoch(self, name: str, producer: int, incarnation: int, epoch: int) -> None:
         """Take no more frames of an epoch."""
+
+    async def partition(self, name: str, command: bytes) -> bytes:
+        """Make a log a topic's partition, or fence it."""
 
     async def epoch_state(self, name: str, producer: int) -> tuple[int, int, bool] | None:
         """Return a fenced producer's incarnation, epoch, and whether that is open."""
@@ -161,6 +175,15 @@ class SystemPort(ScanPort, HasKv, Protocol):
 
     async def skip(self, name: str, index: int, ordinal: int) -> object:
         """Leave out a command that a machine failed at."""
+
+    async def catalog(self, section: str, question: str, values: Mapping[str, Any], consistency: str) -> object:
+        """Answer what the catalogue says."""
+
+    async def catalog_change(self, section: str, change: str, values: Mapping[str, Any]) -> object:
+        """Change the catalogue."""
+
+    async def join(self, token: bytes, directory: int, peer: str, client: str, zone: str, replaces: int) -> object:
+        """Let a directory become a node."""
 
     def status(self) -> dict[str, Any]:
         """Return counters and sizes."""
@@ -198,7 +221,7 @@ def submit_command(
         sink.reply(request, 1, wire.pack(error_value(error)))
 
 
-async def _locate(system: SystemPort, names: Sequence[str]) -> object:
+def _rows(system: SystemPort, names: Sequence[str]) -> list[list[Any]]:
     # Groups that are not here are left out, so that one unknown name does not hide the others.
     rows: list[list[Any]] = []
     for name in names:
@@ -206,6 +229,16 @@ async def _locate(system: SystemPort, names: Sequence[str]) -> object:
             rows += (list(row) for row in system.locate([name]))
         except UnknownGroup:
             continue
+    return rows
+
+
+async def _locate(system: SystemPort, names: Sequence[str]) -> object:
+    asleep = system.sleeping(names)
+    rows = _rows(system, names)
+    if asleep and not all(leader for _, _, leader, *_ in rows):
+        # Asking has woken them: most have a leader before the client could ask again.
+        await system.led_soon(asleep)
+        rows = _rows(system, names)
     return rows
 
 
@@ -267,15 +300,18 @@ async def _members(
 
 PLAIN: Mapping[str, str] = MappingProxyType(
     {
-        "create": "create_groups", "delete": "delete_group", "list": "groups", "describe": "describe",
+        "create": "create_groups", "create_batch": "create_batch", "delete": "delete_group", "list": "groups",
+        "describe": "describe",
         "truncate": "truncate", "retain": "retain", "producer": "open_producer",
         "epoch": "open_epoch", "epoch_done": "close_epoch", "epoch_state": "epoch_state",
+        "partition": "partition",
         "session_open": "open_session",
         "session_close": "close_session", "heartbeat": "heartbeat", "session_reply": "session_reply",
         "wait_applied": "wait_applied", "snapshot": "snapshot", "compact": "compact", "scrub": "scrub",
         "transfer": "transfer", "status": "status", "board": "board", "key_metrics": "key_metrics",
         "campaign": "campaign", "force_shrink": "force_shrink", "skip": "skip", "forget_node": "forget_node",
         "logs": "log_rows", "changed_logs": "changed_logs",
+        "catalog": "catalog", "catalog_change": "catalog_change", "join": "join",
     }
 )  # fmt: skip
 """Verbs that are one call of the system with the values as they are; a test compares both sides."""
@@ -288,16 +324,19 @@ HANDLERS: Mapping[str, str | Callable[..., Awaitable[object]]] = MappingProxyTyp
         "members": _members, **SCANS, **KV_CALLS,
     }
 )  # fmt: skip
-SHOWN = ("name", "change", "node", "to", "lost", "force", "before", "ms", "bytes", "records", "index", "ordinal")
+SHOWN = (
+    "section", "peer_address", "client_address", "name", "change", "node", "to", "lost", "force", "before",
+    "ms", "bytes", "records", "index", "ordinal",
+)  # fmt: skip
 
 
 def shown(arguments: Mapping[str, Any]) -> str:
     """Return the plain arguments of an administrative verb, for a line of the log."""
-    specs = arguments.get("specs")
+    several = arguments.get("specs") or arguments.get("names")
     found = {key: arguments[key] for key in SHOWN if isinstance(arguments.get(key), str | int)}
-    if isinstance(specs, list):
-        names = [spec.get("name") for spec in specs[:NAMES_SHOWN] if isinstance(spec, dict)]
-        found["names"] = f"{names}" + (f" and {len(specs) - len(names)} more" if len(specs) > len(names) else "")
+    if isinstance(several, list):
+        names = [one.get("name") if isinstance(one, dict) else one for one in several[:NAMES_SHOWN]]
+        found["names"] = f"{names}" + (f" and {len(several) - len(names)} more" if len(several) > len(names) else "")
     return " ".join(f"{key}={str(value)[:TEXT_SHOWN]!r}" for key, value in found.items())
 
 

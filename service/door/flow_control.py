@@ -90,12 +90,17 @@ class Room:
     def _fits(self, size: int) -> bool:
         return not self.used or self.used + size <= self.large_limit
 
+    def takes(self, size: int) -> bool:
+        """Count `size` bytes if there is room and nobody waits longer; return whether."""
+        if self._line or self._begun or not self._fits(size):
+            return False
+        self.used += size
+        return True
+
     async def take(self, size: int) -> None:
         """Count `size` bytes, as soon as there is room and nobody waits longer."""
-        if not self._line and not self._begun and self._fits(size):
-            self.used += size
-            return
-        await self._wait(Waiting(size), self._line)
+        if not self.takes(size):
+            await self._wait(Waiting(size), self._line)
 
     async def go_on(self, size: int, frame: object) -> None:
         """Count the next `size` bytes of a frame that has begun, whose end is told to `ended`."""

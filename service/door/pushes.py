@@ -25,6 +25,8 @@ ALIVE_S = 1.0
 """So often a listener is looked after, and told that the node lives: its client takes silence for a hung node."""
 WAITING_BYTES_MAX = 8 << 20
 """Pushes are dropped while so much waits for a connection; one push alone may be larger."""
+PUSH_OVERHEAD = 64 << 10
+"""What a push of records may be beside them: rows of what it holds, and where."""
 
 
 class Sending(Protocol):
@@ -49,27 +51,30 @@ class Pushing(NamedTuple):
 
 
 class Listener:
-    """The sink of one listening call. `waiting` says what the connection has not sent yet, `send` queues a frame."""
+    """The sink of one listening call, on its connection."""
 
-    __slots__ = ("request", "dropped", "_waiting", "_send")
+    __slots__ = ("request", "dropped", "_connection")
 
-    def __init__(self, request: int, waiting: Callable[[], int], send: Callable[[list[Buffer]], None]) -> None:
+    def __init__(self, request: int, connection: Sending) -> None:
         self.request = request
         self.dropped = 0
-        self._waiting = waiting
-        self._send = send
+        self._connection = connection
 
     def push(self, uid: int, session: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> bool:
         """See `SessionSink`."""
         frame = wire.encode_push(self.request, {**header, "dropped": self.dropped}, body)
-        size, waiting = sum(map(len, frame)), self._waiting()
+        size, waiting = sum(map(len, frame)), self._connection.unsent
         if size - wire.HEADER_BYTES > wire.PUSH_BYTES_MAX or (waiting and waiting + size > WAITING_BYTES_MAX):
             if header["kind"] != ALIVE:
                 self.dropped += 1
                 return False
             return True
-        self._send(frame)
+        self._connection.queue(frame)
         return True
+
+    async def room(self, size: int) -> None:
+        """See `SessionSink`: of what was asked for by reference nothing is dropped that can wait."""
+        await self._connection.drained(max(0, WAITING_BYTES_MAX - size - PUSH_OVERHEAD))
 
     def missed(self) -> None:
         """See `SessionSink`: the next push says so."""
@@ -153,9 +158,7 @@ class Listening:
 
 async def _listen(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:
     name, session = taken(system, VERBS["session_listen"], arguments)
-    connection = pushing.connection
-    listener = Listener(pushing.request, lambda: connection.unsent, connection.queue)
-    return await system.listen(name, session, listener)
+    return await system.listen(name, session, Listener(pushing.request, pushing.connection))
 
 
 async def _watch(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:

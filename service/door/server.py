@@ -20,7 +20,7 @@ import trio
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
 from logyard.engine.descriptors import CLIENTS, PEERS, has_room
-from logyard.engine.transport.eager import EagerReads
+from logyard.engine.transport.reactor import receive_each
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, error_value
 from logyard.protocol.frame import Buffer
@@ -171,6 +171,9 @@ class Connection:
             self.server.room.give(self._reserved)
             self.server.room.ended(self)
             self.server.answers.count(-self._counted)
+            # Nothing is sent any more: nobody waits for that.
+            self._outgoing, self._counted = wire.Outgoing(), 0
+            self._drained.unpark_all()
             for request in list(self._sizes):
                 self._release(request)
             self.socket.close()
@@ -220,42 +223,53 @@ class Connection:
         return stream
 
     async def _receive(self) -> None:
-        receiver, sock, system = self._receiver, self.socket, self.server.system
-        reads = EagerReads(sock) if isinstance(sock, trio.socket.SocketType) else sock
         try:
-            while True:
-                wanted = receiver.wanted
-                # In the middle of a large frame its bytes are counted already: it goes on. A connection that waits for
-                # no answer is read even when this node is full, so that it can be asked, and emptied.
-                full = self._inflight and (self.server.room.full or self._over_budget(0))
-                if not self._reserved and (wanted or full):
-                    await self._wait_for_room(wanted)
-                buffer = receiver.buffer()
-                if self._reserved < self._frame:
-                    if receiver.filled == self._reserved:
-                        await self._wait_for_step()
-                    buffer = buffer[: self._reserved - receiver.filled]
-                count = await reads.recv_into(buffer)
-                if not count:
-                    return
-                self.progress = trio.current_time()
-                system.receiving()
-                try:
-                    frames = receiver.received(count)
-                    self._take(frames)
-                finally:
-                    system.received()
-                if not receiver.partial:
-                    self._begun = -1.0
-                elif frames or self._begun < 0:
-                    self._begun = self.progress
-                # Nothing of a frame may outlive its turn here.
-                del frames, buffer
+            while await receive_each(self.socket, self._buffer, self._received):
+                # In the middle of a large frame its bytes are counted already.
+                if self._reserved:
+                    await self._wait_for_step()
+                else:
+                    await self._wait_for_room(self._receiver.wanted)
         except (wire.ProtocolError, OSError) as error:
             self.server.log.debug("connection closed: %s", error)
         except Exception:
             # A bug of ours in what one client's bytes led to: loud, but not the end of the other clients.
             self.server.log.exception("connection closed by an unexpected error")
+
+    def _buffer(self) -> memoryview | None:
+        """Return where to receive; None when there has to be room first."""
+        receiver = self._receiver
+        if not self._reserved:
+            # A connection that waits for no answer is read even when this node is full, so that it can be asked, and
+            # emptied.
+            wanted = receiver.wanted
+            if wanted and not self._begin_large(wanted):
+                return None
+            if not wanted and self._inflight and (self.server.room.full or self._over_budget(0)):
+                return None
+        if self._reserved == self._frame:
+            return receiver.buffer()
+        if receiver.filled == self._reserved:
+            return None
+        return receiver.buffer()[: self._reserved - receiver.filled]
+
+    def _received(self, count: int) -> bool:
+        """Take what so many more bytes brought; return False when they are the end."""
+        if not count:
+            return False
+        receiver, system = self._receiver, self.server.system
+        self.progress = trio.current_time()
+        system.receiving()
+        try:
+            frames = receiver.received(count)
+            self._take(frames)
+        finally:
+            system.received()
+        if not receiver.partial:
+            self._begun = -1.0
+        elif frames or self._begun < 0:
+            self._begun = self.progress
+        return True
 
     def _take(self, frames: Sequence[wire.Received]) -> None:
         """Take frames; nothing of one may outlive this call here: a waiting connection must not hold its last one."""
@@ -268,16 +282,27 @@ class Connection:
             else:
                 self._call(frame.request, frame.body, held)
 
+    def _begin_large(self, wanted: int) -> bool:
+        """Count the first step of a large frame, if there is room and nobody waits longer for it."""
+        step = min(wanted, STEP_BYTES)
+        if self._over_budget(wanted) or not self.server.room.takes(step):
+            return False
+        self._counted_step(wanted, step)
+        return True
+
+    def _counted_step(self, wanted: int, step: int) -> None:
+        """Note what is counted of a large frame: from before it is received; as a request's when it is complete."""
+        self._frame, self._reserved = wanted, step
+        self._inflight += step
+
     async def _wait_for_room(self, wanted: int) -> None:
         self._paused = True
         while self._over_budget(wanted):
             await self._answered.park()
         if wanted:
-            # Counted from before it is received; as a request from the moment it is complete.
             step = min(wanted, STEP_BYTES)
             await self.server.room.take(step)
-            self._frame, self._reserved = wanted, step
-            self._inflight += step
+            self._counted_step(wanted, step)
         else:
             await self.server.room.wait_small()
         self._paused = False
@@ -595,6 +620,13 @@ class RpcServer:
             where = f"{self.host}:{self.port}"
             raise Refused(f"can't listen for clients on {where} (node.client_listen): {error.strerror}") from None
         return raw
+
+    def introduce(self, node: int, address: str) -> None:
+        """Tell clients from now on where another node is; nothing: that it is gone."""
+        if address:
+            self.client_addresses[node] = address
+        else:
+            self.client_addresses.pop(node, None)
 
     def cluster(self) -> dict[str, object]:
         """Return what the ``cluster`` call answers."""

@@ -76,7 +76,8 @@ class KvReads:
         for request in requests:
             found = ask(request, now)
             answers.append(found.answer)
-            named |= dict.fromkeys(found.payloads)
+            if found.payloads:
+                named |= dict.fromkeys(found.payloads)
             size += len(found.answer) + found.size
             if size >= ANSWER_BYTES:
                 break

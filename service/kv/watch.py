@@ -175,7 +175,7 @@ class Watches:
         await sink.room(WAITING_BYTES_MAX)
         state = machine_of(member).state
         stream.look()
-        self._greet(stream, state.revision, sink)
+        self._greet(stream, state.revision, member.uid, sink)
         at = stream.tracks.lowest()
         if at is not None and at <= state.compacted:
             gone = stream.tracks.drop(at)
@@ -208,13 +208,13 @@ class Watches:
         stream.heard()
         sink.push({"kind": "alive", "next": 0 if at is None else at, "revision": revision}, ())
 
-    def _greet(self, stream: Stream, revision: int, sink: WatchSink) -> None:
+    def _greet(self, stream: Stream, revision: int, uid: int, sink: WatchSink) -> None:
         fresh = stream.take_fresh()
         tracks = stream.tracks
         places = {id(track): at for at, track in tracks.tracks.items()} if fresh else {}
         rows = [(one, places[id(tracks.place[one])]) for one in fresh if one in tracks.place]
         if rows:
-            sink.push({"kind": "created", "watches": rows, "revision": revision}, ())
+            sink.push({"kind": "created", "watches": rows, "revision": revision, "uid": uid}, ())
 
     async def _filled(
         self, member: Member, found: Found, header: dict[str, Any]
@@ -250,13 +250,13 @@ class Watches:
                     return {"kind": "compacted", "compacted": state.compacted}, []
                 found = collect(track, _revisions(state.history, at, min(state.revision + 1, at + SCAN_REVISIONS)), at)
                 if found.revisions:
-                    return await self._filled(member, found, {"kind": "events"})
+                    return await self._filled(member, found, {"kind": "events", "uid": member.uid})
                 at = found.next
                 if at > state.revision:
                     await _until_newer(member, at)
                 else:
                     await trio.lowlevel.checkpoint()
-        return {"kind": "events", "revisions": [], "next": at, "places": []}, []
+        return {"kind": "events", "uid": member.uid, "revisions": [], "next": at, "places": []}, []
 
 
 def _newer(member: Member, at: int | None) -> bool:

@@ -8,7 +8,7 @@ a long one delays nobody. Made by `service.node`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -49,6 +49,14 @@ class Groups(NamedTuple):
     find: Find
 
 
+class PayloadsOfMany(Payloads, Protocol):
+    """`Payloads`, and those of several members at once."""
+
+    async def read_all(self, parts: Sequence[tuple[Member, Sequence[Wanted]]]) -> list[list[Buffer] | LogyardError]:
+        """Return what `read` does of each member, or why that one's can't be read."""
+        ...
+
+
 class Run(NamedTuple):
     """Records of one pack that were asked for; `larges` are bodies outside of it, `parts` those of a long payload."""
 
@@ -63,11 +71,21 @@ class Run(NamedTuple):
     parts: Sequence[Wanted]
 
 
+class Step(NamedTuple):
+    """Runs that are located and not read yet, of range `number`, which began at `offset`; `outcome` is that range's."""
+
+    member: Member
+    number: int
+    offset: int
+    runs: list[Run]
+    outcome: list[Any]
+
+
 class Scanning:
-    """One scan: the columns so far, and what may still come."""
+    """One scan: the columns so far, and what may still come. What is located of several logs is read at once."""
 
     def __init__(
-        self, find: Find, payloads: Payloads, max_bytes: int, max_records: int, body_bytes: int | None
+        self, find: Find, payloads: PayloadsOfMany, max_bytes: int, max_records: int, body_bytes: int | None
     ) -> None:
         self._find = find
         self._payloads = payloads
@@ -75,47 +93,68 @@ class Scanning:
         self.max_bytes = max_bytes
         self.max_records = max_records
         self.body_bytes = body_bytes
+        self._steps: list[Step] = []
+        # Of the steps: rows, bytes of the answer by estimate, packs and their bytes.
+        self._rows = self._size = self._packs = self._packed = 0
 
     @property
     def full(self) -> bool:
-        """Whether the answer is complete."""
-        return self.columns.size >= self.max_bytes or self.columns.rows >= self.max_records
+        """Whether the answer is complete, with what is located."""
+        return self.columns.size + self._size >= self.max_bytes or self.columns.rows + self._rows >= self.max_records
 
     async def run(self, ranges: Sequence[Range]) -> tuple[list[list[Any]], dict[str, Any], list[Buffer]]:
         """Return what came of each range, and of their columns the counts and sections."""
         outcomes: list[list[Any]] = []
         for number, one in enumerate(ranges):
             if self.full:
-                break
-            outcomes.append(await self._range(number, one))
+                await self._read()
+                if self.full:
+                    break
+            outcomes.append([one[2], 0, 0, 0, None])
+            await self._range(number, one, outcomes[-1])
+        await self._read()
         counts, parts = self.columns.finish()
         return outcomes, counts, parts
 
-    async def _range(self, number: int, wanted: Range) -> list[Any]:
+    async def _range(self, number: int, wanted: Range, outcome: list[Any]) -> None:
+        """Locate a range's records, and read where enough is located. `outcome`: (next, start, end, uid, error)."""
         name, uid, offset, end = wanted
-        start = stop = found = 0
-        error = None
         try:
             member = self._find(name, uid)
-            found = member.uid
+            outcome[3] = member.uid
             at: tuple[int, Position] | None = None
-            while True:
+            while outcome[4] is None:
                 machine = append_log(member)
                 if machine.keys is not None:
                     raise Refused(f"log {name!r} is keyed, which scans can't read yet: read it with the client")
-                start, stop = machine.start, machine.end
+                outcome[1], outcome[2] = start, stop = machine.start, machine.end
                 if not start <= offset <= stop:
                     why = f"log {name!r}: offset {offset} is outside of {start}..{stop}"
                     raise OutOfRange(why, start=start, end=stop)
                 last = min(end, stop)
-                if offset >= last or self.full:
+                if offset >= last:
                     break
+                if self.full:
+                    # By estimate, perhaps.
+                    await self._read()
+                    if self.full:
+                        break
+                    continue
                 runs, following, at = self._locate(member, machine, offset, last, at)
-                await self._read(member, number, runs)
-                offset = following
+                self._add(Step(member, number, offset, runs, outcome))
+                outcome[0] = offset = following
+                if self._packed >= STEP_BYTES or self._packs >= STEP_PACKS:
+                    await self._read()
         except LogyardError as refusal:
-            error = {"code": refusal.code, "message": str(refusal), "retry": refusal.retry, "details": refusal.details}
-        return [offset, start, stop, found, error]
+            outcome[4] = plain_error(refusal)
+
+    def _add(self, step: Step) -> None:
+        self._steps.append(step)
+        for run in step.runs:
+            self._rows += run.records
+            self._size += self._weight(run)
+            self._packed += run.pack.length
+        self._packs += len(step.runs)
 
     def _locate(
         self, member: Member, machine: AppendLog, offset: int, end: int, at: tuple[int, Position] | None
@@ -123,9 +162,9 @@ class Scanning:
         """Return some runs from `offset` on, the offset behind them, and where the next step goes on. Raises
         `Corrupt`."""
         walk = Walk(self._payloads, member, machine, offset, at)
-        left = min(self.max_records - self.columns.rows, end - offset)
-        size = packed = 0
-        room = self.max_bytes - self.columns.size
+        left = min(self.max_records - self.columns.rows - self._rows, end - offset)
+        size, packed = 0, self._packed
+        room = self.max_bytes - self.columns.size - self._size
         runs: list[Run] = []
         for located, found in walk:
             if walk.offset <= offset:
@@ -145,7 +184,7 @@ class Scanning:
                 if run.records < records:
                     size = max(size, room)
                     break
-            if left <= 0 or size >= room or packed >= STEP_BYTES or len(runs) >= STEP_PACKS:
+            if left <= 0 or size >= room or packed >= STEP_BYTES or self._packs + len(runs) >= STEP_PACKS:
                 break
         walk.verify()
         if not runs:
@@ -185,13 +224,26 @@ class Scanning:
             run.pack.length + sum(unit.length for unit in run.larges) + (run.long.size if run.parts and run.long else 0)
         )
 
-    async def _read(self, member: Member, number: int, runs: Sequence[Run]) -> None:
-        wanted: list[Wanted] = []
-        for run in runs:
-            wanted.append(Wanted(run.located, run.pack, 0, run.pack.length))
-            wanted += (Wanted(run.located, unit, 0, unit.length) for unit in run.larges)
-            wanted += run.parts
-        data = iter(await self._payloads.read(member, wanted))
+    async def _read(self) -> None:
+        """Read what is located, of all logs at once, and give the loop back. Where that fails, a range ends in front of
+        it."""
+        steps, self._steps = self._steps, []
+        if not steps:
+            return
+        self._rows = self._size = self._packs = self._packed = 0
+        found = await self._payloads.read_all([(step.member, _wanted(step.runs)) for step in steps])
+        for step, data in zip(steps, found, strict=True):
+            if step.outcome[4] is not None and step.offset >= step.outcome[0]:
+                # Behind a step of the same range that failed.
+                continue
+            if isinstance(data, LogyardError):
+                step.outcome[0], step.outcome[4] = step.offset, plain_error(data)
+            else:
+                self._keep(step.number, step.runs, data)
+        await trio.lowlevel.checkpoint()
+
+    def _keep(self, number: int, runs: Sequence[Run], read: Sequence[Buffer]) -> None:
+        data = iter(read)
         for run in runs:
             pack = memoryview(next(data))
             first = run.pack.first_ordinal
@@ -206,10 +258,24 @@ class Scanning:
             )  # fmt: skip
 
 
+def _wanted(runs: Sequence[Run]) -> list[Wanted]:
+    wanted: list[Wanted] = []
+    for run in runs:
+        wanted.append(Wanted(run.located, run.pack, 0, run.pack.length))
+        wanted += (Wanted(run.located, unit, 0, unit.length) for unit in run.larges)
+        wanted += run.parts
+    return wanted
+
+
+def plain_error(error: LogyardError) -> dict[str, Any]:
+    """Return an error as an answer has it."""
+    return {"code": error.code, "message": str(error), "retry": error.retry, "details": error.details}
+
+
 class LogScan:
     """Answers about many logs. `bytes_max` bounds one of them."""
 
-    def __init__(self, node_id: int, bytes_max: int, groups: Groups, payloads: Payloads) -> None:
+    def __init__(self, node_id: int, bytes_max: int, groups: Groups, payloads: PayloadsOfMany) -> None:
         self._node_id = node_id
         self._bytes_max = bytes_max
         self._groups = groups
@@ -260,8 +326,6 @@ class LogScan:
                 member = self._groups.find(name, uid)
                 found.append(offset_at(self._payloads, member, append_log(member), stamp))
             except LogyardError as error:
-                found.append(
-                    {"code": error.code, "message": str(error), "retry": error.retry, "details": error.details}
-                )
+                found.append(plain_error(error))
             await trio.lowlevel.checkpoint()
         return found

@@ -16,8 +16,9 @@ from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Buffer
 from logyard.machines.log.command import TRUNCATE_REPLY, retain_command, truncate_command
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.frame import Epoch, epoch_done_command
+from logyard.protocol.topics import PARTITION_CODES
 
 from ..consistency import Consistency
 from .reader import Encoded, LogReader, append_log
@@ -26,6 +27,8 @@ PRODUCERS_VERSION = 2
 """Of the append log: the first one that knows producers and retention."""
 EPOCHS_VERSION = 3
 """The first one that knows fenced producers."""
+PARTITIONS_VERSION = 4
+"""The first one that may be a topic's partition."""
 
 
 class Limits(NamedTuple):
@@ -157,3 +160,14 @@ class LogVerbs:
         append_log(member)
         await self._leader.require(member, EPOCHS_VERSION)
         await self._leader.commit(member, epoch_done_command(Epoch(producer, incarnation, epoch)))
+
+    async def partition(self, name: str, command: bytes) -> bytes:
+        """Commit what makes a log a topic's partition, or fences it; return the machine's reply. On the leader only;
+        raises `NotLeader`, `Rejected`, `Refused` while too few nodes know how."""
+        if not command or command[0] not in PARTITION_CODES:
+            raise BadRequest("a partition's command fences, inherits or opens")
+        member = self._find(name)
+        check_leader(member)
+        append_log(member)
+        await self._leader.require(member, PARTITIONS_VERSION)
+        return bytes(await self._leader.commit(member, command))

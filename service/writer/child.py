@@ -84,11 +84,11 @@ def serve(directory: str, lock_fd: int, maps: GenerationConfig, step: Step = qui
 
 def main(arguments: Sequence[str]) -> int:
     """Return the exit code."""
-    if len(arguments) != 4:
+    if len(arguments) != 5:
         print("logyard writer: a node starts this process, nobody else", file=sys.stderr)
         return 2
-    directory, lock_fd, map_bytes, transaction_bytes = arguments
-    return serve(directory, int(lock_fd), GenerationConfig(int(map_bytes), int(transaction_bytes)))
+    directory, lock_fd, map_bytes, transaction_bytes, beside = arguments
+    return serve(directory, int(lock_fd), GenerationConfig(int(map_bytes), int(transaction_bytes), beside == "1"))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class WriterProcess:
 
     def __init__(self, directory: Path, config: SystemConfig, disk: Disk, command: Sequence[str] = COMMAND) -> None:
         self.directory = directory
-        self._maps = (config.generation_bytes, config.generation_transaction_bytes)
+        self._maps = (config.generation_bytes, config.generation_transaction_bytes, config.generation_files)
         self._disk = disk
         self._command = command
         self._turn = trio.Lock()

@@ -78,6 +78,17 @@ def test_idle_reports_what_a_log_costs(tmp_path: Path, monkeypatch: pytest.Monke
     assert 0 < found["restart_ready_s"] <= found["restart_s"] <= found["restart_append_s"]
 
 
+@pytest.mark.long
+def test_huge_reports_what_many_logs_cost(tmp_path: Path) -> None:
+    found = bench(
+        "huge", "--nodes", "1", "--logs", "3000", "--active", "100", "--seconds", "0.5", "--warmup", "0.5",
+        "--dir", str(tmp_path / "nodes"),
+    )  # fmt: skip
+    assert found["ok"] is True and found["created_per_s"] > 500
+    assert found["restart_s"] > 0 < found["restarted_first_append_ms_p50"] <= found["restarted_first_append_ms_max"]
+    assert found["alone_per_s"] > 0 < found["beside_per_s"] and found["rate_ratio"] > 0 < found["cpu_ratio"]
+
+
 def test_recover_loses_nothing(tmp_path: Path) -> None:
     found = bench(
         "recover", "--nodes", "1", "--logs", "30", "--entries", "3", "--size", "64", "--dir", str(tmp_path / "nodes")
@@ -226,6 +237,15 @@ def test_queue_counts_what_was_published_and_consumed(tmp_path: Path, shape: Seq
         assert found["consumed"] == found["acknowledged"] and found["consumed_per_s"] > 10 and found["left"] == 0
     else:
         assert found["left"] == found["acknowledged"]
+
+
+@pytest.mark.long
+def test_groups_counts_what_was_sent_and_consumed(tmp_path: Path) -> None:
+    shape = ("--nodes", "1", "--partitions", "3", "--members", "2", "--records", "5000", "--seconds", "1")
+    found = bench("groups", *shape, "--dir", str(tmp_path / "nodes"))
+    assert found["ok"] is True and found["lost"] == found["twice"] == found["lag"] == 0
+    assert found["consumed"] == 5000 + found["sent_at_rate"] and found["consumed_per_s"] > 10
+    assert found["latency_p50_ms"] <= found["latency_p99_ms"]
 
 
 @pytest.mark.parametrize("mode", ["put", "get", "watch"])

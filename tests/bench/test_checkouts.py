@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from logyard.bench.suite import checkouts
-from logyard.bench.suite.checkouts import Cost, compared, microseconds
+from logyard.bench.suite.checkouts import CASES, Cost, compared, microseconds, words_of
+from logyard.bench.suite.table import BadSuite, case_of
+from logyard.service.cli.root import cli
 
 
 def test_start_and_end_are_taken_off() -> None:
@@ -36,3 +39,24 @@ def test_what_is_no_checkout_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as left:
         checkouts.main([str(tmp_path), str(tmp_path)])
     assert left.value.code == 2 and "is no checkout" in capsys.readouterr().err
+
+
+def test_a_case_is_a_row_of_the_suite_in_words_that_the_command_takes() -> None:
+    assert words_of(case_of("alone-256")) == [
+        "append", "--nodes", "3", "--size", "256", "--clients", "1", "--window", "1",
+    ]  # fmt: skip
+    assert words_of(case_of("queue-256")) == ["queue", "--nodes", "1"]
+    runner = CliRunner()
+    for name in CASES:
+        kind, *options = words_of(case_of(name))
+        found = runner.invoke(cli, ["bench", kind, *options, "--help"])
+        assert found.exit_code == 0, found.output
+
+
+@pytest.mark.parametrize("name", ["failover-1000", "closed-256-sync-1ms"])
+def test_what_is_no_load_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadSuite, match=name):
+        words_of(case_of(name))
+    with pytest.raises(SystemExit) as left:
+        checkouts.main([".", ".", "--case", name])
+    assert left.value.code == 2 and name in capsys.readouterr().err

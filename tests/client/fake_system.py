@@ -216,6 +216,12 @@ class FakeSystem:
         role = "leader" if log.leader == self.node_id else "follower"
         return {"name": name, "uid": log.uid, "role": role, "leader": log.leader, "term": 1, "node": self.node_id}
 
+    def sleeping(self, names: Sequence[str]) -> list[str]:
+        return []
+
+    async def led_soon(self, names: Sequence[str]) -> None:
+        raise AssertionError("nothing sleeps here")
+
     def locate(self, names: Sequence[str]) -> list[tuple[str, int, int, list[int]]]:
         logs = [(name, self._log(name)) for name in names]
         return [(name, log.uid, log.leader, log.members) for name, log in logs]

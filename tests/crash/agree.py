@@ -18,7 +18,7 @@ from logyard.engine.machine import Machine
 from logyard.engine.raft.membership import decode_entries
 from logyard.engine.raft.raft_log import RaftLog
 from logyard.engine.recovery.inspect import Facts, Wal, image_of
-from logyard.engine.recovery.rebuild import Image, slept_on
+from logyard.engine.recovery.rebuild import Image, never_used, slept_on
 from logyard.engine.replica.apply import Replicated
 from logyard.engine.replica.member import Member
 from logyard.machines.registry import create_machine
@@ -59,8 +59,9 @@ def _differences(system: System, facts: Facts, wal: Wal, make: Make) -> Iterator
             continue
         image = image_of(uid, facts, wal)
         if uid in asleep:
-            row = facts.snapshots.get(uid)
-            if not slept_on(image.state, row, wal.groups.get(uid) or Recovered()):
+            row, said = facts.snapshots.get(uid), wal.groups.get(uid)
+            fresh = never_used(facts.states.get(uid), row, said, facts.departed.get(uid))
+            if not fresh and not slept_on(image.state, row, said or Recovered()):
                 yield uid, "it sleeps for the start alone"
         elif uid not in members:
             yield uid, "the start has it not"

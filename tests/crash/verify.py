@@ -38,6 +38,7 @@ class Expected:
         self.made: set[str] = set()
         self.leaving: set[str] = set()
         self.gone: set[str] = set()
+        self.batches: dict[int, set[str]] = {}
 
     def take(self, data: bytes) -> None:
         """A line of the workload's."""
@@ -46,6 +47,7 @@ class Expected:
         if row.get("do") == "create":
             self.asked[log], self.acknowledged[log] = set(), {}
             self.start_least[log] = self.start_most[log] = 0
+            self.batches.setdefault(row.get("batch", 0), set()).add(log)
         elif row.get("done") == "create":
             self.made.add(log)
         elif row.get("do") == "delete":
@@ -87,6 +89,9 @@ async def examine(path: Path, want: Expected, again: bool, extra: dict[str, int]
             there = {str(row["name"]) for row in system.groups()}
             wrong += [f"{name} is not there" for name in sorted(want.made - want.leaving - there)]
             wrong += [f"{name} is there again" for name in sorted(want.gone & there)]
+            for number, batch in want.batches.items():
+                if number and batch & there and batch - there - want.leaving:
+                    wrong.append(f"of batch {number} there is {sorted(batch & there)} alone")
             wrong += [f"{name} is there, which nobody created" for name in sorted(there - want.asked.keys())]
             for name in sorted(there & want.asked.keys()):
                 if name in want.leaving:

@@ -27,8 +27,10 @@ from .recorder import RecordingDisk
 
 CONFIG = SystemConfig(
     wal_file_bytes=1 << 20, wal_batch_bytes=64 << 10, wal_stock_files=1, disk_reserve_bytes=0,
-    generation_bytes=16 << 20, snapshot_entries=16, tick_ms=5, hibernate_after_ms=0, disk_probe_ms=60_000,
+    generation_bytes=16 << 20, snapshot_entries=16, tick_ms=5, hibernate_after_ms=600_000, disk_probe_ms=60_000,
 )  # fmt: skip
+"""Nothing falls asleep; what is created asleep stays so until it is used."""
+BATCH = 12
 SIZES = (0, 5, 100, 3000, 20_000, 90_000)
 
 
@@ -47,6 +49,8 @@ class Script:
         self.marks = marks
         self.number = 0
         self.ends: dict[str, int] = {}
+        self.asleep: list[str] = []
+        """Of batches, those that nobody used yet."""
         self.greedy = False
         """Only appends, until something is full."""
 
@@ -73,6 +77,12 @@ class Script:
             self.ends[name] = 0
             self.mark(done="create", log=name)
             return
+        if not self.greedy and len(self.asleep) < BATCH and self.draw.random() < 0.05:
+            await self.create_batch(system)
+            return
+        if self.asleep and self.draw.random() < 0.03:
+            name = self.asleep.pop(self.draw.randrange(len(self.asleep)))
+            logs[name], self.ends[name] = await system.start_group(name, AppendLog()), 0
         name = self.draw.choice(sorted(logs))
         if chance < 0.07 and len(logs) > 2:
             self.mark(do="delete", log=name)
@@ -92,6 +102,17 @@ class Script:
             async with trio.open_nursery() as nursery:
                 for one in self.draw.sample(sorted(logs), self.draw.randint(1, 2)):
                     nursery.start_soon(self.append, one, logs[one])
+
+    async def create_batch(self, system: embedded.EmbeddedSystem) -> None:
+        """Many at once."""
+        self.number += 1
+        names = [f"batch-{self.number}-{number}" for number in range(BATCH)]
+        for name in names:
+            self.mark(do="create", log=name, batch=self.number)
+        await system.create_batch(names)
+        for name in names:
+            self.mark(done="create", log=name)
+        self.asleep += names
 
     async def append(self, name: str, log: embedded.EmbeddedLog) -> None:
         """One record."""

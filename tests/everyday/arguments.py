@@ -72,6 +72,11 @@ class Arguments:
         return f"{kind}-{self.name}"
 
     @property
+    def topic_name(self) -> str:
+        """The face's topic."""
+        return f"topic-{self.name}"
+
+    @property
     def spare(self) -> str:
         """A group on two of the nodes, which is to be changed."""
         return f"spare-{self.name}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from logyard.machines.log.command import APPEND
 
-from .table import BAD, NO_LEASE, Row, either, kv, log, queue
+from .table import BAD, NO_LEASE, Row, either, kv, log, queue, topic
 
 
 def text(data: bytes) -> str:
@@ -26,6 +26,12 @@ def words(*some: object, stdin: bytes | None = None) -> tuple[list[str], bytes |
 
 TXN: bytes = b'{"compare": [["key", "version", ">", 0]], "then": [["put", "key", "v"]], "else": []}'
 UNKNOWN_LEASE: Any = {"largest": NO_LEASE, "empty": NO_LEASE}
+
+
+def no_catalog(*given: object) -> Row:
+    """Of a command about a catalogue, which these clusters have not: tests/service/catalog has those that do."""
+    return either(lambda f: words(*given), usual="refused", largest="refused", empty="refused")
+
 
 COMMANDS: Mapping[str, Row] = {
     "append": log(lambda f: words(f.name_of("log"), "--whole", stdin=f.body), writes=True),
@@ -64,6 +70,18 @@ COMMANDS: Mapping[str, Row] = {
     "queue consume": queue(lambda f: words(f.name_of("queue"), "--count", 1), writes=True),
     "queue stats": queue(lambda f: words(f.name_of("queue"))),
     "queue purge": queue(lambda f: words(f.name_of("queue"), "--yes"), writes=True),
+    "topic create": topic(lambda f: words(f.topic_name, "--partitions", 2)),
+    "topic send": topic(lambda f: words(f.topic_name, "--key", "k", stdin=b"line\n"), full="unknown_topic"),
+    "topic list": either(lambda f: words()),
+    "topic describe": topic(lambda f: words(f.topic_name), full="unknown_topic"),
+    "topic alter": topic(lambda f: words(f.topic_name, "--partitions", 3), full="unknown_topic"),
+    "consume": topic(lambda f: words(f.topic_name, "--group", f.name, "--count", 1), full="unknown_topic"),
+    "groups list": either(lambda f: words()),
+    "groups describe": topic(lambda f: words(f.name), full="unknown_consumer_group"),
+    "groups reset": topic(lambda f: words(f.name, f.topic_name), full="unknown_topic"),
+    "groups delete": topic(lambda f: words(f.name, "--yes"), full="unknown_consumer_group"),
+    "topic purge": topic(lambda f: words(f.topic_name, "--yes"), full="unknown_topic"),
+    "topic delete": topic(lambda f: words(f.topic_name, "--yes")),
     "command": either(lambda f: words(f.name_of("log"), APPEND.hex(), "--hex"), writes=True),
     "query": either(lambda f: words(f.name_of("log"), f.question.hex(), "--hex")),
     "truncate": log(lambda f: words(f.name_of("log"), "--before", f.offset), largest="out_of_range"),
@@ -74,6 +92,19 @@ COMMANDS: Mapping[str, Row] = {
     "drain": either(lambda f: words("--node", 3)),
     "skip": either(lambda f: words(f.name_of("log"), "--index", 1, "--ordinal", 0), usual="refused"),
     "force-shrink": either(lambda f: words(f.name_of("log"), "--node", 1, "--yes-the-quorum-is-lost")),
+    "nodes list": no_catalog(),
+    "nodes invite": no_catalog(),
+    "nodes drain": no_catalog(3),
+    "nodes admit": no_catalog(3),
+    "nodes declare-dead": no_catalog(3),
+    "nodes remove": no_catalog(3),
+    "nodes replace": no_catalog(3, "--with", 4),
+    "cluster finalise": no_catalog(),
+    "cluster recover": no_catalog("--yes-the-majority-is-lost"),
+    "plan show": no_catalog(),
+    "plan pause": no_catalog(),
+    "plan resume": no_catalog(),
+    "plan cancel": no_catalog(1),
     "forget": either(lambda f: words("--node", 2), usual="exit 1"),
     "delete": either(lambda f: words(f.spare, "--yes")),
 }

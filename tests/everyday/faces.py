@@ -31,6 +31,9 @@ from logyard.client import (
     sync,
     sync_log,
 )
+from logyard.client._async import consumer, topics
+from logyard.client._sync import consumer as sync_consumer
+from logyard.client._sync import topics as sync_topics
 from logyard.client.kvstore import KVStore
 from logyard.client.pending import PendingAppend
 from logyard.protocol.errors import LogyardError
@@ -49,17 +52,23 @@ CLIENT_S = 20.0
 LOOK_S = 0.2
 PARTS = ("Consumer", "Session", "Producer", "EpochWriter", "Watch")
 """Classes whose verbs need something opened."""
+OF_TOPICS = ("Topic", "TopicProducer", "GroupConsumer", "ConsumerGroup")
+"""Classes whose verbs need a topic, which is made when the first of them is asked for."""
 Job: TypeAlias = tuple[Coroutine[Any, Any, Any], concurrent.futures.Future[Any]]
 TRIO: Mapping[str, type] = {
     "Log": aio.Log, "Producer": producer.Producer, "EpochWriter": producer.EpochWriter,
     "KV": kv.KV, "Watch": kv_watch.Watch, "Queue": queue.Queue,
     "Consumer": queue.Consumer, "Session": messages.Session, "Yard": aio.Yard,
     "Machine": machine.Machine,
+    "Topic": topics.Topic, "TopicProducer": topics.TopicProducer, "GroupConsumer": consumer.GroupConsumer,
+    "ConsumerGroup": consumer.ConsumerGroup,
 }  # fmt: skip
 SYNC: Mapping[str, type] = {
     "Log": sync_log.Log, "Producer": producer.SyncProducer, "EpochWriter": producer.SyncEpochWriter,
     "KV": kv_sync.KV, "Queue": queue_sync.Queue,
     "Consumer": queue_sync.Consumer, "Yard": sync.Yard, "Machine": machine_sync.Machine,
+    "Topic": sync_topics.Topic, "TopicProducer": sync_topics.TopicProducer,
+    "GroupConsumer": sync_consumer.GroupConsumer, "ConsumerGroup": sync_consumer.ConsumerGroup,
 }  # fmt: skip
 EMBEDDED: Mapping[str, type] = {
     **TRIO, "Log": embedded.EmbeddedLog, "KV": embedded.KV, "Queue": embedded.Queue,
@@ -148,6 +157,10 @@ class Face(Arguments):
     consumer = property(lambda self: self.part("Consumer"))
     session = property(lambda self: self.part("Session"))
     producer = property(lambda self: self.part("Producer"))
+    topic = property(lambda self: self.part("Topic"))
+    topic_producer = property(lambda self: self.part("TopicProducer"))
+    group_consumer = property(lambda self: self.part("GroupConsumer"))
+    consumer_group = property(lambda self: self.part("ConsumerGroup"))
     epoch = property(lambda self: self.part("EpochWriter"))
     log = property(lambda self: self.yard.log(self.name_of("log")))
     kv = property(lambda self: self.yard.kv(self.name_of("kv")))
@@ -186,10 +199,12 @@ class TrioFace(Face):
 
     async def prepare(self, name: str) -> None:
         """Open what the verbs of a class need."""
-        if name in self.parts or name not in PARTS:
+        if name in self.parts or name not in (*PARTS, *OF_TOPICS):
             return
         try:
-            if name == "Consumer":
+            if name in OF_TOPICS:
+                self.parts[name] = await self._of_topics(name)
+            elif name == "Consumer":
                 consuming = self.queue.consume(prefetch=HELD)
                 consumer = await consuming.__aenter__()
                 self.stack.push_async_callback(self._leave, consuming)
@@ -211,6 +226,19 @@ class TrioFace(Face):
                 self.parts[name] = await self.log.producer(f"warm-{self.name}")
         except LogyardError as error:
             self.parts[name] = error
+
+    async def _of_topics(self, name: str) -> object:
+        topic = self.yard.topic(self.topic_name)
+        await topic.create(2)
+        if name == "Topic":
+            return topic
+        if name == "TopicProducer":
+            return await topic.producer(self.name)
+        if name == "GroupConsumer":
+            return self.yard.consume(self.topic_name, group=f"reads-{self.name}")
+        group = self.yard.consumer_group(f"resets-{self.name}")
+        await group.reset(self.topic_name)
+        return group
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
@@ -345,10 +373,12 @@ class SyncFace(Face):
 
     def prepare(self, name: str) -> None:
         """See `TrioFace`."""
-        if name in self.parts or name not in ("Consumer", "Producer", "EpochWriter"):
+        if name in self.parts or name not in ("Consumer", "Producer", "EpochWriter", *OF_TOPICS):
             return
         try:
-            if name == "Consumer":
+            if name in OF_TOPICS:
+                self.parts[name] = self._of_topics(name)
+            elif name == "Consumer":
                 consumer = self.stack.enter_context(self.queue.consume(prefetch=HELD))
                 while len(self.held) < HELD - 1:
                     self.held.append(consumer.get(CLIENT_S))
@@ -359,6 +389,19 @@ class SyncFace(Face):
                 self.parts[name] = self.log.producer(f"warm-{self.name}")
         except LogyardError as error:
             self.parts[name] = error
+
+    def _of_topics(self, name: str) -> object:
+        topic = self.yard.topic(self.topic_name)
+        topic.create(2)
+        if name == "Topic":
+            return topic
+        if name == "TopicProducer":
+            return topic.producer(self.name)
+        if name == "GroupConsumer":
+            return self.yard.consume(self.topic_name, group=f"reads-{self.name}")
+        group = self.yard.consumer_group(f"resets-{self.name}")
+        group.reset(self.topic_name)
+        return group
 
     async def outcome(self, verb: str) -> str:
         """What comes of it."""

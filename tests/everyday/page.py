@@ -24,6 +24,8 @@ MADE_BY: Mapping[str, str] = MappingProxyType(
         "Watch": "`async with kv.watch(...)`", "Queue": "`yard.queue(name)`",
         "Consumer": "`async with queue.consume(...)`", "Session": "`await yard.open_session(name)`",
         "Machine": "`yard.machine(name)`",
+        "Topic": "`yard.topic(name)`", "TopicProducer": "`await topic.producer(name)`",
+        "GroupConsumer": "`async with yard.consume(topic, group=...)`", "ConsumerGroup": "`yard.consumer_group(name)`",
         "Yard": "`async with logyard.connect(servers)`, `with logyard.connect_sync(servers)`, "
         "`async with logyard.open_system(path)`",
     }
@@ -64,13 +66,25 @@ COMMANDS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "KV.time_to_live": ("kv lease ttl",), "KV.revoke": ("kv lease revoke",),
         "Queue.publish": ("queue publish",), "Queue.consume": ("queue consume",), "Queue.stats": ("queue stats",),
         "Queue.purge": ("queue purge",), "Machine.command": ("command",), "Machine.query": ("query",),
-        "Yard.create": ("create", "kv create", "queue create"), "Yard.list": ("list",), "Yard.delete": ("delete",),
+        "Topic.send": ("topic send",), "Topic.send_many": ("topic send",), "Topic.create": ("topic create",),
+        "Topic.describe": ("topic describe",), "Topic.grow": ("topic alter",), "Topic.retain": ("topic alter",),
+        "Topic.purge": ("topic purge",), "Topic.delete": ("topic delete",), "Yard.topics": ("topic list",),
+        "Yard.consume": ("consume",), "Yard.consumer_groups": ("groups list",),
+        "ConsumerGroup.describe": ("groups describe",), "ConsumerGroup.reset": ("groups reset",),
+        "ConsumerGroup.delete": ("groups delete",),
+        "Yard.create": ("create", "kv create", "queue create"), "Yard.create_batch": ("create",),
+        "Yard.list": ("list",), "Yard.delete": ("delete",),
         "Yard.describe": ("describe",), "Yard.leaders": ("leaders",), "Yard.members": ("members show",),
         "Yard.status": ("status",), "Yard.statuses": ("status",), "Yard.scrub": ("scrub",),
         "Yard.snapshot": ("snapshot",), "Yard.compact": ("compact",), "Yard.transfer": ("transfer", "drain"),
         "Yard.campaign": ("campaign",), "Yard.add_member": ("members add",), "Yard.remove_member": ("members remove",),
         "Yard.change_members": ("members promote", "members replace"), "Yard.skip": ("skip",),
         "Yard.force_shrink": ("force-shrink",), "Yard.forget_node": ("forget",),
+        "Yard.catalog": ("nodes list", "plan show"),
+        "Yard.change_catalog": (
+            "nodes invite", "nodes drain", "nodes admit", "nodes declare-dead", "nodes remove", "nodes replace",
+            "cluster finalise", "cluster recover", "plan pause", "plan resume", "plan cancel",
+        ),
     }
 )  # fmt: skip
 """The commands that do what a verb does."""

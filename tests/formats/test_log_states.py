@@ -8,6 +8,14 @@ import pytest
 from logyard.machines.log import AppendLog
 from logyard.machines.log.command import APPEND, retain_command
 from logyard.protocol.frame import Epoch, epoch_append_command, epoch_done_command, produce_command
+from logyard.protocol.topics import (
+    fence_command,
+    first_layout,
+    inherit_command,
+    keyed_append_command,
+    keyed_produce_command,
+    open_command,
+)
 
 from .log_states import KEYED, frame, golden, keyed_state, state
 
@@ -62,6 +70,30 @@ def test_version_2_answers_the_commands_of_version_3_as_it_always_did() -> None:
     more = [frame(epoch_append_command(epoch, 0, 1, bytes(16))), frame(epoch_done_command(epoch)), frame(APPEND)]
     log = state(2, more)
     assert log.end == 1132 and log.fenced is None and [at for at, _, _ in log.holes[-2:]] == [1212, 1213]
+
+
+def test_version_3_answers_the_commands_of_version_4_as_it_always_did() -> None:
+    layout = first_layout([0])
+    commands = (open_command(1, 1, 0, layout), fence_command(1, 2, 0, layout), inherit_command(1, []))
+    more = [*map(frame, (*commands, keyed_append_command(1, 1), keyed_produce_command(1, 1, 7, 1))), frame(APPEND)]
+    before, log = state(3), state(3, more)
+    assert log.end == before.end + 1 and log.partition is None
+    assert [at for at, _, _ in log.holes[-5:]] == list(range(before.last_index + 1, before.last_index + 6))
+
+
+def test_a_log_of_version_3_comes_to_version_4_with_what_it_had() -> None:
+    at_once, by_way = state(1), state(1)
+    at_once.upgrade(1, 4)
+    by_way.upgrade(1, 3)
+    by_way.upgrade(3, 4)
+    assert at_once.snapshot() == by_way.snapshot()
+    log = state(3)
+    before = log.fenced
+    log.upgrade(3, 4)
+    assert log.fenced is before
+    copy = AppendLog()
+    copy.restore(log.snapshot())
+    assert copy.snapshot() == log.snapshot() and copy.partition is not None and copy.partition.told() is None
 
 
 def test_a_log_of_version_1_comes_to_version_3_at_once_or_by_way_of_2() -> None:

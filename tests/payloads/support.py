@@ -11,6 +11,7 @@ from typing import Any
 
 import xxhash
 
+from logyard.engine.disk.door import Disk
 from logyard.payloads.layout import Buffer, SourceRow, SourceUnit
 from logyard.payloads.store import PayloadStore, StoreConfig
 from logyard.payloads.writing import GenerationConfig
@@ -19,10 +20,11 @@ MIB = 1 << 20
 SMALL = GenerationConfig(map_bytes=8 * MIB, transaction_bytes=1 * MIB)
 
 
-class Door:
-    """The disk door's part that payloads need; it counts, so that a forgotten directory sync is seen."""
+class Door(Disk):
+    """The disk door; it counts, so that a forgotten directory sync is seen."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.synced: list[str] = []
 
     def spend(self) -> bool:

@@ -433,7 +433,7 @@ def test_a_newer_format_and_a_foreign_number_are_refused(tmp_path: Path, monkeyp
     found.close()
     with pytest.raises(GenerationFailed, match="generation 1"):
         Generation(str(tmp_path / "gen-1"), 2, SMALL).open_reader()
-    monkeypatch.setattr("logyard.payloads.generation.layout.FORMAT", 1)
+    monkeypatch.setattr("logyard.payloads.generation.layout.NEWEST", 1)
     with pytest.raises(FormatNewer):
         Generation(str(tmp_path / "gen-1"), 1, SMALL).open_reader()
 

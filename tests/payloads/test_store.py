@@ -423,7 +423,7 @@ def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     store = open_store(tmp_path)
     migrate(store, Source([made(1, 1, [5000])]))
     store.close()
-    monkeypatch.setattr("logyard.payloads.generation.layout.FORMAT", 1)
+    monkeypatch.setattr("logyard.payloads.generation.layout.NEWEST", 1)
     with pytest.raises(FormatNewer):
         open_store(tmp_path)
 

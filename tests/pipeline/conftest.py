@@ -1,4 +1,4 @@
-"""One Spark for all tests that need one: a JVM takes seconds to start."""
+"""What takes seconds to start: one Spark for all tests that need one, and a cluster of processes for each file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from logyard.client.sync import Yard, connect_sync
 from logyard.pipeline import local_session
+from logyard.service.local_cluster import LocalCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,3 +21,18 @@ def spark() -> Iterator[SparkSession]:
     found = local_session("tests", memory="1g")
     yield found
     found.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes, of one file's tests."""
+    with LocalCluster(tmp_path_factory.mktemp("yard"), 3) as found:
+        found.start()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def yard(cluster: LocalCluster) -> Iterator[Yard]:
+    """A client of the cluster."""
+    with connect_sync(cluster.addresses) as found:
+        yield found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow
 import pytest
 
-from logyard.client.sync import Yard, connect_sync
+from logyard.client.sync import Yard
 from logyard.pipeline.datasource import LogyardDataSource
 from logyard.pipeline.errors import DataLoss, OptionError
 from logyard.pipeline.kv_table import KvReader, KvSink, KvStreamReader, kv_table, operation, parse_kv
@@ -25,19 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NUMBERS = count()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("yard"), 1) as found:
-        found.start()
-        yield found
-
-
-@pytest.fixture(scope="module")
-def yard(cluster: LocalCluster) -> Iterator[Yard]:
-    with connect_sync(cluster.addresses) as found:
-        yield found
 
 
 @pytest.fixture
@@ -96,6 +82,22 @@ def test_a_batch_is_one_revision(given: dict[str, str], yard: Yard) -> None:
     kv.compact(revision + 1)
     with pytest.raises(DataLoss, match="read it anew"):
         rows(reader, *tasks)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 250])
+def test_many_keys_are_read_by_several_tasks_at_one_revision(given: dict[str, str], yard: Yard, count: int) -> None:
+    kv = yard.kv(given["group"])
+    wanted = [b"k/%03d" % n for n in range(count)]
+    for key in [*wanted, b"j", b"l"]:
+        kv.put(key, key)
+    reader = KvReader(parse_kv({**given, "prefix": "k/", "maxPartitionKeys": "4"}))
+    tasks = reader.partitions()
+    for key in wanted:
+        kv.delete(key)
+    kv.put(b"k/000a", b"later")
+    found = [[row["key"] for row in rows(reader, task)] for task in tasks]
+    assert found == [wanted[at : at + 4] for at in range(0, count + 1, 4)], "and the last one may be empty"
+    assert [key for key in keys({**given, "maxPartitionKeys": "1"})] == [b"j", b"k/000a", b"l"]
 
 
 def test_a_stream_is_the_changes_and_a_repeated_batch_is_the_same(given: dict[str, str], yard: Yard) -> None:
@@ -162,7 +164,7 @@ def test_what_a_row_asks_for() -> None:
      ({"servers": "x"}, "servers: "),
      ({"grup": "x"}, "grup: .* is it group?"), ({"subscribe": "x"}, "subscribe: with machine=kv"),
      ({"revision": "0"}, "revision: a revision is expected"), ({"startingRevision": "soon"}, "startingRevision: "),
-     ({"tlsCa": "x"}, "tlsCa: ")],
+     ({"tlsCa": "x"}, "tlsCertificate: it is needed too: tlsCa, tlsCertificate and tlsKey go together")],
 )  # fmt: skip
 def test_what_is_refused(change: dict[str, str], what: str) -> None:
     with pytest.raises(OptionError, match=what):

@@ -256,6 +256,35 @@ def test_a_damaged_answer_is_asked_of_another_node(
     assert lies and {row["payload"] for row in rows} == {b"x" * 50}
 
 
+def test_a_damaged_answer_while_the_next_one_is_under_way(
+    yard: Yard, source: NetworkSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["ahead-1", "ahead-2", "ahead-3"]
+    fill(yard, names, 50)
+    infos = source.logs(names=names)
+    reach(lambda: all(yard.log(name).latest(node=node).end == 50 for name in names for node in (1, 2, 3)))
+    yard.log("ahead-2").truncate(5)
+    monkeypatch.setattr(network, "SCAN_ROWS", 20)
+    ask = source._scan
+    answers = []
+
+    def scan(asked, reading):  # type: ignore[no-untyped-def]
+        found = ask(asked, reading)
+        answers.append(found)
+        if len(answers) not in (2, 5):
+            return found
+        data = bytearray(found.data)
+        data[-1] ^= 1
+        return found._replace(data=memoryview(bytes(data)))
+
+    monkeypatch.setattr(source, "_scan", scan)
+    rows = read(source, [whole(info, nodes=(1,)) for info in infos], ALL._replace(gaps=True, batch_rows=20))
+    wanted = {name: [("record", offset) for offset in range(50)] for name in names}
+    wanted["ahead-2"] = [("gap", 0), *wanted["ahead-2"][5:]]
+    found = {name: [(row["kind"], row["offset"]) for row in rows if row["log"] == name] for name in names}
+    assert found == wanted and len(answers) > 8
+
+
 def test_planning_by_options(cluster: LocalCluster, yard: Yard) -> None:
     names = [f"plan-{n:03}" for n in range(100)]
     fill(yard, names, 50)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import count
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow
 import pytest
 
-from logyard.client.sync import Yard, connect_sync
+from logyard.client.sync import Yard
 from logyard.pipeline.errors import OptionError
 from logyard.pipeline.sink import core
 from logyard.pipeline.sink.core import Sink, Writing, Written, open_sink
@@ -35,19 +35,6 @@ BOTH = ("exactly-once", "exactly-once-direct")
 
 class Crash(BaseException):
     """The process is gone: nothing may catch it."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("yard"), 3) as found:
-        found.start()
-        yield found
-
-
-@pytest.fixture(scope="module")
-def yard(cluster: LocalCluster) -> Iterator[Yard]:
-    with connect_sync(cluster.addresses) as found:
-        yield found
 
 
 def arrow(rows: Sequence[Row], size: int = 1000) -> list[pyarrow.RecordBatch]:
@@ -201,6 +188,48 @@ def test_a_batch_that_is_done_is_not_written_again(cluster: LocalCluster, yard: 
     batches.append(query.rows(4, draw))
     query.do(4, batches[4])
     check(yard, batches)
+
+
+@pytest.mark.parametrize("guarantee", BOTH)
+def test_payloads_up_to_the_largest_are_in_one_batch_with_none_at_all(
+    cluster: LocalCluster, yard: Yard, guarantee: str
+) -> None:
+    query, draw = Query(cluster, guarantee, timeoutSeconds="60"), random.Random(63)
+    log = query.log("log")
+    sizes = (None, 100, (1 << 20) + 1, 0, 63 << 20, 100)
+    tasks: list[list[Row]] = [
+        [(log, b"%d" % number, None if size is None else draw.randbytes(size))
+         for number, size in enumerate(sizes)],
+        [], [(query.log("other"), b"", None)],
+    ]  # fmt: skip
+    written = query.write(0, tasks)
+    query.restart()
+    query.commit(query.write(0, tasks), 0)
+    with pytest.raises(Fenced):
+        query.commit(written, 0)
+    check(yard, [tasks])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_thousand_restarts_with_other_tasks_meet_no_limit_of_producers(cluster: LocalCluster, yard: Yard) -> None:
+    """Each restart finds a batch half written, by as many tasks as it was; the next one has more or fewer."""
+    query, draw = Query(cluster, "exactly-once-direct"), random.Random(1100)
+    log, wanted = query.log("log"), list[list[list[Row]]]()
+    sink = query.sink()
+    with closing(sink.yard):
+        for batch in range(1100):
+            count = draw.randint(1, 5)
+            tasks: list[list[Row]] = [
+                [(log, b"%d %d %d" % (batch, task, n), None) for n in range(2)] for task in range(count)
+            ]
+            wanted.append(tasks)
+            for task in draw.sample(range(count), draw.randint(0, count)):
+                sink.write(arrow(tasks[task]), query.writing(batch), task)
+            query.restart()
+            found = [sink.write(arrow(rows), query.writing(batch), task) for task, rows in enumerate(tasks)]
+            sink.commit(found, batch)
+    check(yard, wanted)
 
 
 def test_a_stage_refuses_limits_on_what_it_keeps(cluster: LocalCluster, yard: Yard) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logyard.client.sync import Yard, connect_sync
+from logyard.client.sync import Yard
 from logyard.service.local_cluster import LocalCluster
 
 from .support import fill
@@ -22,19 +21,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 NUMBERS = count()
 BOTH = ("exactly-once", pytest.param("exactly-once-direct", marks=pytest.mark.long))
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("yard"), 3) as found:
-        found.start()
-        yield found
-
-
-@pytest.fixture(scope="module")
-def yard(cluster: LocalCluster) -> Iterator[Yard]:
-    with connect_sync(cluster.addresses) as found:
-        yield found
 
 
 class Copy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,19 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("yard"), 3) as found:
-        found.start()
-        yield found
-
-
-@pytest.fixture(scope="module")
-def yard(cluster: LocalCluster) -> Iterator[Yard]:
-    with connect_sync(cluster.addresses) as found:
-        yield found
 
 
 def load(spark: SparkSession, cluster: LocalCluster, **options: str) -> DataFrame:

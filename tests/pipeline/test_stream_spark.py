@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logyard.client.sync import Yard, connect_sync
+from logyard.client.sync import Yard
 from logyard.service.local_cluster import LocalCluster
 
 from .support import fill, reach
@@ -19,19 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("yard"), 3) as found:
-        found.start()
-        yield found
-
-
-@pytest.fixture(scope="module")
-def yard(cluster: LocalCluster) -> Iterator[Yard]:
-    with connect_sync(cluster.addresses) as found:
-        yield found
 
 
 class Table:

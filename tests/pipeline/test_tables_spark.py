@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
-from logyard.client.sync import Yard, connect_sync
+from logyard.client.sync import Yard
 from logyard.pipeline.jobs import tables
 from logyard.pipeline.jobs.tables import Tables, run_tables
 from logyard.pipeline.sink.record import SinkError
@@ -34,17 +34,10 @@ NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("yard"), 3) as found:
-        found.start()
-        yield found
-
-
-@pytest.fixture(scope="module")
-def yard(cluster: LocalCluster) -> Iterator[Yard]:
-    with connect_sync(cluster.addresses) as found:
-        found.create("tables", machine="kv")
-        yield found
+def yard(yard: Yard) -> Yard:
+    """With the group of the tables' rules."""
+    yard.create("tables", machine="kv")
+    return yard
 
 
 class Shop:

@@ -35,17 +35,20 @@ from logyard.service.door.pushes import LISTENING
 from tests.source_tree import ROOT, product_sources
 
 GIVEN: dict[str, object] = {
-    "name": "a", "specs": [{"name": "a", "members": [1]}], "names": ["a"], "offset": 0, "max_records": 1,
-    "max_bytes": 1, "before": 0, "producer": 1, "incarnation": 1, "epoch": 0, "session": 1, "client": 1, "ttl_ms": 1,
-    "sequence": 1, "index": 1,
-    "request": b"", "stream": 1, "key": b"", "end": b"", "ordinal": 0, "lost": 1, "to": 1,
+    "name": "a", "specs": [{"name": "a", "members": [1]}], "names": ["a"], "members": [1], "offset": 0,
+    "max_records": 1, "max_bytes": 1, "before": 0, "producer": 1, "incarnation": 1, "epoch": 0, "session": 1,
+    "client": 1, "ttl_ms": 1, "sequence": 1, "index": 1,
+    "request": b"", "command": b"\x0c", "stream": 1, "key": b"", "end": b"", "ordinal": 0, "lost": 1, "to": 1,
+    "section": "nodes", "question": "list", "change": "drain", "token": b"t", "directory": 1, "peer_address": "a:1",
+    "client_address": "a:2",
     "ranges": [["a", 0, 0, 1]], "times": [["a", 0, 0]], "range": [["a", 0, 0, 0]],
 }  # fmt: skip
 """A value of each argument that some verb can't do without."""
 LISTS = {
-    "create": {"specs"}, "locate": {"names"}, "snapshot": {"names"}, "members": {"changes"}, "key_metrics": {"names"},
+    "create": {"specs"}, "create_batch": {"names", "members", "arguments"},
+    "locate": {"names"}, "snapshot": {"names"}, "members": {"changes"}, "key_metrics": {"names"},
     "logs": {"names"}, "scan": {"ranges"}, "seek": {"times"}, "audit": {"range"}, "fetch": {"requests"},
-    "kv_change": {"add", "remove"}, "kv_watch": {"add"},
+    "kv_change": {"add", "remove"}, "kv_watch": {"add"}, "catalog": {"values"}, "catalog_change": {"values"},
 }  # fmt: skip
 
 
@@ -87,6 +90,18 @@ def test_each_argument_is_checked(name: str) -> None:
                 verb.take({key: value for key, value in given.items() if key != field.name})
 
 
+def test_a_batch_is_bounded_before_anything_is_made_of_it() -> None:
+    batch: dict[str, Any] = {"names": ["a"] * 4096, "members": [1, 2, 3], "arguments": {"a": "x" * 1000}}
+    assert VERBS["create_batch"].take(batch) == [batch["names"], [1, 2, 3], "log", batch["arguments"]]
+    wrongs: list[dict[str, Any]] = [
+        {"names": []}, {"names": ["a"] * 4097}, {"names": [1]}, {"members": []}, {"members": [0]}, {"members": [True]},
+        {"members": [1] * 65}, {"arguments": {"a": "x" * 1024}}, {"arguments": {1: 2}}, {"machine": ""},
+    ]  # fmt: skip
+    for wrong in wrongs:
+        with pytest.raises(BadRequest):
+            VERBS["create_batch"].take({**batch, **wrong})
+
+
 def test_a_list_that_was_left_out_is_the_calls_own() -> None:
     one, other = (VERBS["fetch"].take({"name": "a"})[1] for _ in range(2))
     assert one == other == [] and one is not other
@@ -106,6 +121,7 @@ def test_bounds() -> None:
 
 CALLS: list[Call[Any]] = [
     *admin.create_calls([admin.group_spec("a", [1], "log", {})]),
+    admin.batch_call(["a"], [1], "log", {}),
     admin.members_call("a", [("add", 2)]),
     admin.members_call("a", [("add", 2), ("remove", 1)]),
     admin.call_leader("transfer", "a", to=2),
@@ -120,6 +136,7 @@ CALLS: list[Call[Any]] = [
     log.epoch_call("a", Epoch(1, 1, 0)),
     log.close_epoch_call("a", Epoch(1, 1, 0)),
     log.epoch_state_call("a", 1),
+    log.partition_call("a", b"\x0c"),
     log.query_call("a", b"", None, None, 0, None),
     log.close_call("a", 1),
     scans.logs_call(1),

@@ -48,10 +48,14 @@ class Doors:
         self._scopes[number].cancel()
         await self.run.crash(number)
 
-    async def cut(self, number: int) -> None:
-        """All connections end; the node goes on."""
+    async def close(self, number: int) -> None:
+        """All connections end, and nobody gets another one; the node goes on."""
         self._scopes[number].cancel()
         await self._ended[number].wait()
+
+    async def cut(self, number: int) -> None:
+        """All connections end; the node goes on."""
+        await self.close(number)
         await self.open(number)
 
     async def start(self, number: int) -> None:

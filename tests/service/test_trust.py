@@ -18,6 +18,7 @@ from logyard.service.local_cluster import ClusterFailed, LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDINARY = {
+    "catalog",
     "list", "describe", "locate", "poll", "read_body", "latest", "producer", "epoch", "epoch_done",
     "epoch_state", "session_open", "session_close",
     "heartbeat", "session_reply", "wait_applied", "query", "status", "board", "key_metrics", "logs", "changed_logs",

@@ -18,11 +18,11 @@ def _skips_a_revision(old: Any) -> Any:
 
 
 def _forgets_what_is_held(old: Any) -> Any:
-    def encode(state: Any) -> bytes:
+    def freeze(state: Any) -> Any:
         with hidden(state.consumers.values(), "held", list):
-            return bytes(old(state))
+            return old(state)
 
-    return encode
+    return freeze
 
 
 def _publishes_less(old: Any) -> Any:
@@ -36,7 +36,7 @@ def _publishes_less(old: Any) -> Any:
 
 BUGS = (
     Bug("watch_skips_a_revision", "a watch sees every revision", [(kv_watch, "_revisions", _skips_a_revision)]),
-    Bug("held_not_in_snapshots", "what a consumer holds is state", [(queue, "encode", _forgets_what_is_held)]),
+    Bug("held_not_in_snapshots", "what a consumer holds is state", [(queue, "freeze", _forgets_what_is_held)]),
     Bug("message_lost", "what is confirmed is delivered", [(QueueState, "publish", _publishes_less)]),
     Bug(
         "empty_batch_raises",

@@ -200,9 +200,12 @@ class Watcher:
         if host.life is None or host.life.paused_until > work.loop.now:
             return
 
+        # A member that is behind may still have the group that was deleted under this name.
+        known = self._is_at(number)
+
         def done(result: Any, error: BaseException | None) -> None:
             if error is None:
-                if uid == group.uid:
+                if uid == group.uid and known and self._is_at(number):
                     self.took(*result)
             elif not isinstance(error, LogyardError):
                 work.cluster.on_bug(f"a watch of {group.name} at node {number}", error)
@@ -211,6 +214,11 @@ class Watcher:
         # From the first revision on: an empty state has revision 1.
         call = node.kv.events(group.name, kw.FROM_KEY, kw.FROM_KEY, 0, max(group.next, 2), 0.0, "local")
         work.cluster.spawn(number, call, "watch", done)
+
+    def _is_at(self, number: int) -> bool:
+        group = self.group
+        member = group.work.cluster.replica(number, group.name)
+        return member is None or member.uid == group.uid
 
     def took(self, header: dict[str, Any], parts: Sequence[Any]) -> None:
         """Events, or none."""

@@ -201,6 +201,9 @@ class Consumer(Client):
         self.work.loop.soon(None, self._took, session, plain, data)
         return True
 
+    async def room(self, size: int) -> None:
+        """See `SessionSink`."""
+
     def missed(self) -> None:
         """See `SessionSink`."""
         self.dropped += 1

@@ -94,6 +94,10 @@ class File:
                 at = stop
         self.writes.clear()
         self.seen[:] = held
+        if lost:
+            # The newest write is gone, or torn: nothing follows the one before it any more.
+            self.newest, self.before, self.synced = self.before, None, True
+            self.last = self.newest[0] if self.newest is not None else 0
         return lost
 
 

@@ -26,6 +26,9 @@ from logyard.engine import jobs
 from logyard.engine.disk import rate_limiter, slow_disk
 from logyard.engine.host import admission
 from logyard.engine.log import cache, group_commit, meta, wal, wal_ahead
+from logyard.engine.raft import steady
+from logyard.engine.raft.core import Raft
+from logyard.engine.raft.messages import Message
 from logyard.engine.replica import member
 from logyard.engine.replica.log_time import LogTime
 from logyard.engine.transfer import pull
@@ -245,6 +248,15 @@ def installed(loop: Loop, draw: random.Random, clocks: bool = False) -> Iterator
     put(generations, "check_file", _check_file(loop))
     for one in (wal, wal_ahead):
         put(one, "mmap", SimpleNamespace(mmap=lambda *_: STAGE))
+    lane = steady.hand_out
+
+    def checked(raft: Raft, out: list[Message]) -> steady.Handed | None:
+        found = lane(raft, out)
+        if found is not None:
+            raft.check()
+        return found
+
+    put(steady, "hand_out", checked)
     # Sets of members are gone through in an order that does not depend on addresses.
     put(member.Member, "__hash__", lambda self: self.spec.uid)
     for name in ("fail", "freeze"):

@@ -198,8 +198,8 @@ class DelayGroup(TermGroup):
 
     def reset(self) -> None:
         super().reset()
-        # When each message was made, and whether a session ended since; who holds what since when, by the good clock.
-        self.made: dict[int, float] = {}
+        # When each message was made, and its delay; who holds what since when, by the good clock.
+        self.made: dict[int, tuple[float, float]] = {}
         self.held: dict[tuple[tuple[int, int], int], float] = {}
         self.sessions: set[int] = set()
         # What was published before came back with a session that ended, perhaps, though its answer came later.
@@ -227,14 +227,17 @@ class DelayGroup(TermGroup):
             self.known_from = now
         self.sessions = sessions
         for run in state.runs():
-            made = self.made.get(run.id)
-            if made is None or not run.deliveries:
+            if run.id not in self.made or not run.deliveries:
                 continue
             self.checked += 1
-            if now - made < run.deliveries * self.lease_s / fastest - EARLY_S * (1 + run.deliveries):
+            made, delay_s = self.made[run.id]
+            # A clock may have become faster since the message was made.
+            least = (delay_s + run.deliveries * self.lease_s) / fastest
+            if now - made < least - EARLY_S * (1 + run.deliveries):
                 self.work.fault(
                     f"{self.name}: message {run.id} came back {run.deliveries} times within {now - made:.3f} s after "
-                    f"it was published, with a lease of {self.lease_s} s and clocks of a pace up to {fastest:.2f}"
+                    f"it was published for {delay_s} s later, with a lease of {self.lease_s} s and clocks of a pace up "
+                    f"to {fastest:.2f}"
                 )
         held: dict[tuple[tuple[int, int], int], float] = {}
         for consumer in state.consumers.values():
@@ -285,7 +288,7 @@ class DelayClient(Client):
         if count and delay_s:
             group.terms[number] = Term(delay_s, made, group.good_s)
         if count and made >= group.known_from:
-            group.made[number] = made + delay_s / group.paces[1]
+            group.made[number] = made, delay_s
 
 
 class HoldingClient(Client):

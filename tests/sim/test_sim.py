@@ -19,6 +19,7 @@ import pytest
 import trio
 
 from logyard.engine.host import ticker
+from logyard.engine.raft import steady
 from logyard.engine.raft.core import Raft
 from logyard.protocol.errors import WalFailed
 
@@ -64,6 +65,17 @@ def test_histories_are_those_that_were_recorded() -> None:
     for seed, minutes, groups, _, share, features in hash_jobs(kept, 6):
         found = Run(seed, minutes, groups, None, share, frozenset(features or ())).go()
         assert found.event_hash == kept["hashes"][str(seed)], f"seed {seed} has another history than before"
+
+
+@pytest.mark.parametrize("seed", [9001, 9043])
+def test_histories_are_the_same_without_the_lane(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `steady.hand_out` gives is what a `Ready` would, to the byte."""
+    kept = json.loads(HASHES.read_text())
+    (job,) = [job for job in hash_jobs(kept, len(kept["hashes"])) if job[0] == seed]
+    _, minutes, groups, _, share, features = job
+    monkeypatch.setattr(steady, "hand_out", lambda raft, out: None)
+    found = Run(seed, minutes, groups, None, share, frozenset(features or ())).go()
+    assert found.event_hash == kept["hashes"][str(seed)] and not found.violations
 
 
 def test_nothing_of_the_simulation_stays_behind() -> None:

@@ -61,6 +61,7 @@ class Node:
         self.members: dict[int, Member] = {}
         self.names = Names()
         self.barred: set[int] = set()
+        self.unsettled: set[int] = set()
         self.full = False
         self.fork: LogyardError | None = None
         self.grown = 0
@@ -74,12 +75,18 @@ class Node:
             self.send, network.spawn,
         )  # fmt: skip
         here = Groups(
-            self.names, self.members.get, self.members.__contains__, self.spec, lambda: len(self.members), self.barred
+            self.names,
+            self.members.get,
+            self.members.__contains__,
+            self.spec,
+            lambda: len(self.members),
+            self.unsettled.__contains__,
+            self.barred,
         )
         self.registry = GroupRegistry(
             number, 1000, self.create_machine, here, self.gc, cast(Any, self),
             Peers(lambda: set(network.nodes) - {number}, network.live, self.send),
-            Host(self.start, self.grow, retire.detach, self.forget, network.spawn),
+            Host(self.start, self.lay, self.grow, retire.detach, self.forget, network.spawn),
         )  # fmt: skip
 
     def create_machine(self, name: str, arguments: Mapping[str, Any]) -> None:
@@ -95,6 +102,11 @@ class Node:
         assert (b"g" + meta_rows.KEY.pack(spec.uid)) in self.rows, "durable first, then alive"
         self.members[spec.uid] = a_member(self.number, spec)
 
+    def lay(self, specs: Sequence[Spec]) -> None:
+        self.events.append(("lay", len(specs)))
+        for spec in specs:
+            self.start(spec)
+
     def grow(self) -> None:
         self.grown += 1
 
@@ -103,7 +115,7 @@ class Node:
 
     # The books, the storage and the forks
 
-    async def store_specs(self, specs: Sequence[Spec], more: Iterable[Any] = ()) -> None:
+    async def store_specs(self, specs: Sequence[Spec], more: Iterable[Any] = (), asleep: bool = False) -> None:
         await self.commit(lambda: [*((meta_rows.group_key(spec.uid), b"its definition") for spec in specs), *more])
         if self.meanwhile is not None:
             await self.meanwhile()

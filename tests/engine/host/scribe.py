@@ -145,6 +145,9 @@ class Ear:
     def push(self, uid: int, session: int, header: Mapping[str, Any], body: Sequence[Buffer]) -> None:
         self.pushed.append((session, header, b"".join(bytes(part) for part in body)))
 
+    async def room(self, size: int) -> None:
+        pass
+
     def missed(self) -> None:
         self.lost += 1
 

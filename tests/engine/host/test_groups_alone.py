@@ -15,7 +15,15 @@ from logyard.engine.host import groups
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import Departed
 from logyard.engine.replica.member import DELETED
-from logyard.engine.transport.blobs import DEFINED, DELETE_GROUPS, REFUSED_GROUPS, TAKE_BACK, UNKNOWN_GROUPS
+from logyard.engine.transport.blobs import (
+    DEFINE_GROUPS,
+    DEFINED,
+    DELETE_GROUPS,
+    REFUSED_GROUPS,
+    TAKE_BACK,
+    UNKNOWN_GROUPS,
+)
+from logyard.engine.types import BATCH_BITS
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, NoSpace, Refused
 
 from .rig_groups import Network, Node, a_member, spec_of
@@ -58,6 +66,16 @@ async def test_an_equal_definition_is_the_same_group_and_another_one_a_conflict(
             await create(net.nodes[1], "early")
 
 
+async def test_of_groups_that_are_refused_together_no_name_stays_taken() -> None:
+    async with network() as net:
+        net.nodes[2].names["b"] = 77
+        for names in (("a", "b"), ("a", "a")):
+            with pytest.raises(GroupExists):
+                await net.nodes[1].registry.create([{"name": name, "members": (1, 2, 3)} for name in names])
+            await settled()
+            assert not net.nodes[1].names and net.nodes[2].names == {"b": 77} and not net.nodes[3].names
+
+
 async def test_names_nodes_machines_and_their_number_are_checked() -> None:
     async with network() as net:
         one = net.nodes[1]
@@ -72,6 +90,85 @@ async def test_names_nodes_machines_and_their_number_are_checked() -> None:
         assert not net.sent and not one.rows and not one.names
         (spec,) = await one.registry.create([{"name": "small"}])
         assert spec.voters == (1,), "without members it is this node's alone"
+
+
+async def batch(node: Node, *names: str, members: tuple[int, ...] = (1, 2, 3), **arguments: Any) -> int:
+    return await node.registry.create_batch(names, members, "log", arguments)
+
+
+async def test_a_batch_is_one_commit_on_each_member_and_sleeps() -> None:
+    async with network() as net:
+        names = [f"g{number}" for number in range(250)]
+        assert await batch(net.nodes[1], *names, "g0") == 250
+        for node in net.nodes.values():
+            laid = [event for event in node.events if event[0] == "lay"]
+            assert [event for event in node.events if event[0] == "rows"] == [("rows", [b"g"] * 250)]
+            assert sum(count for _, count in laid) == 250 and list(node.names) == names
+        uids = sorted(net.nodes[2].names.values())
+        assert uids == list(range(uids[0], uids[0] + 250)) and not uids[0] % (1 << BATCH_BITS)
+        # Again it is the same groups; with others beside them, only those are new.
+        assert await batch(net.nodes[2], *names) == 0 and await batch(net.nodes[3], *names[:3], "more") == 1
+        assert len(net.nodes[1].names) == 251 and {*uids} < {*net.nodes[1].names.values()}
+
+
+async def test_of_a_batch_that_is_refused_nothing_is_there() -> None:
+    async with network() as net:
+        one, two = net.nodes[1], net.nodes[2]
+        two.names["b"] = 77
+        with pytest.raises(GroupExists, match="taken"):
+            await batch(one, "a", "b", "c")
+        await settled()
+        assert not one.names and two.names == {"b": 77} and not one.members and not net.nodes[3].names
+        assert await batch(one, "a", "c") == 2
+        with pytest.raises(GroupExists, match="another definition"):
+            await batch(one, "new", "a", size=1)
+        for names in (("x", "a/b"), tuple(map(str, range(4097)))):
+            with pytest.raises(BadRequest):
+                await batch(one, *names)
+        with pytest.raises(BadRequest, match="no address"):
+            await batch(one, "x", members=(1, 9))
+        with pytest.raises(Busy, match="groups_max"):
+            await batch(one, *map(str, range(999)))
+        # Those that are there take no room again.
+        assert await batch(one, *map(str, range(998))) == 998 and await batch(one, *map(str, range(998))) == 0
+
+
+async def test_of_a_batch_whoever_was_here_before_is_made_with_its_promises() -> None:
+    async with network() as net:
+        one = net.nodes[1]
+        specs = [spec_of(uid, f"g{uid}") for uid in (5, 6, 7, 8)]
+        one.gc.departed[5] = Departed(3, 2, 3, 9, 9)
+        one.barred.add(6)
+        one.registry.deleted.add(7)
+        await one.registry._store(specs, {5: 10}, asleep=True)
+        assert ("lay", 1) in one.events and one.members.keys() == {5, 6, 8} and set(one.names) == {"g5", "g6", "g8"}
+
+
+async def test_definitions_with_much_to_say_travel_in_several_blobs() -> None:
+    async with network() as net:
+        await batch(net.nodes[1], *(f"g{number}" for number in range(900)), text="x" * 1000)
+        blobs = [header for _, to, kind, header in net.sent if to == 2 and kind == DEFINE_GROUPS]
+        assert [blob["last"] for blob in blobs] == [False, True] and all(blob["asleep"] for blob in blobs)
+        assert sum(len(blob["specs"]) for blob in blobs) == 900 == blobs[0]["of"]
+        assert all(node.events[0] == ("rows", [b"g"] * 900) for node in net.nodes.values()), "one commit"
+
+
+async def test_a_node_that_misses_a_part_of_the_definitions_says_nothing() -> None:
+    async with network() as net:
+        two = net.nodes[2]
+        specs = [list(spec_of(uid, f"g{uid}")) for uid in (5, 6, 7)]
+        two.registry.on_blob(1, DEFINE_GROUPS, 4, {"specs": specs[2:], "last": True, "of": 3})
+        await settled()
+        assert not net.sent and not two.rows
+        for part in (specs[:2], specs[2:]):
+            two.registry.on_blob(1, DEFINE_GROUPS, 4, {"specs": part, "last": part == specs[2:], "of": 3})
+        await settled()
+        answers = [header for _, to, kind, header in net.sent if (to, kind) == (1, DEFINED)]
+        assert answers[0] == {"error": None} and two.members.keys() == {5, 6, 7}
+        # What never becomes whole takes a bounded place.
+        for number in range(100):
+            two.registry.on_blob(1, DEFINE_GROUPS, 100 + number, {"specs": specs[:1], "last": False, "of": 1 << 40})
+        assert len(two.registry._parts._found) <= 8
 
 
 async def test_a_majority_is_enough_and_who_was_away_asks() -> None:

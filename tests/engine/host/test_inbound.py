@@ -202,7 +202,7 @@ def test_the_table_of_live_nodes_stays_the_same_object() -> None:
 
 def test_a_blob_goes_to_whom_its_kind_names_and_a_refusal_closes_no_connection() -> None:
     bench = Bench()
-    bench.handlers[READ_ASK] = bench.says("asked")
+    bench.inbound.hear([READ_ASK], bench.says("asked"))
     bench.inbound.on_blob(2, READ_ASK, 1, {"uid": 7}, b"")
     assert bench.told == ["asked"]
     bench.inbound.on_blob(2, 9999, 1, {}, b"")
@@ -210,7 +210,7 @@ def test_a_blob_goes_to_whom_its_kind_names_and_a_refusal_closes_no_connection()
     def refuse(*_: object) -> None:
         raise Refused("not here")
 
-    bench.handlers[READ_ASK] = refuse
+    bench.inbound.hear([READ_ASK], refuse)
     bench.inbound.on_blob(2, READ_ASK, 1, {"uid": 7}, b"")
     with pytest.raises(BadRequest):
         bench.inbound.on_blob(2, READ_ASK, 1, {"uid": "seven"}, b"")
@@ -220,7 +220,7 @@ def test_a_node_that_ends_hears_nothing_more() -> None:
     bench = Bench()
     bench.inbound.on_outdated(2, "a newer life is known")
     assert bench.told == ["outdated"]
-    bench.handlers[READ_ASK] = bench.says("asked")
+    bench.inbound.hear([READ_ASK], bench.says("asked"))
     bench.loop.over = True
     bench.told.clear()
     bench.inbound.on_messages(2, [append(entry(1))])

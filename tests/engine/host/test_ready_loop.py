@@ -12,12 +12,12 @@ import trio
 import trio.testing
 
 from logyard.engine.entry import COMMANDS, build_plain
-from logyard.engine.host.ready_loop import PASSES_MAX, Driven, ReadyLoop
+from logyard.engine.host.ready_loop import PASSES_MAX, TELL_FEW, TELL_SECONDS, TELL_SECONDS_MAX, Driven, ReadyLoop
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.messages import APPEND, APPEND_REPLY, VOTE_REPLY, Message
 from logyard.engine.raft.ready import Ready
-from logyard.engine.raft.replication import NOTED, UNTOLD
+from logyard.engine.raft.replication import LEFT, NOTED, UNTOLD
 from logyard.engine.replica.log_clock import Clocks
 from logyard.engine.replica.member import Member as RealMember
 from logyard.engine.replica.proposals import Shape
@@ -44,7 +44,11 @@ class Core:
 
     def __init__(self, role: int) -> None:
         self.uid, self.role, self.leader, self.commit, self.untold = 7, role, 3, 4, 0
-        self.stopped = self.dirty = False
+        self.stopped = False
+        # The lane refuses until the term is durable: what there is comes as a `Ready`.
+        self.safe = False
+        self.dirty = True
+        self.told = 3
         self.has: list[Ready] = []
         self.durable: list[tuple[int, ...]] = []
 
@@ -57,11 +61,14 @@ class Core:
         self.durable.append(tuple(known))
         messages.append(message(to=9))
 
-    def note_untold(self) -> None:
-        self.untold = NOTED
+    def note_untold(self, many: bool) -> None:
+        self.untold = LEFT if many else NOTED
+
+    def has_told(self, index: int) -> bool:
+        return self.told >= index
 
     def tell(self) -> bool:
-        return self.untold == NOTED
+        return self.untold in (NOTED, LEFT) and self.told < self.commit
 
 
 class Member(SimpleNamespace):
@@ -111,14 +118,15 @@ class Bench:
             propose_own=lambda now: self.told.append(("own", now)),
         )  # fmt: skip
         return Member(
-            raft=core, proposals=proposals, uploads=uploads, dirty=False, unpersisted=0, floor=0, heard_ns=0,
-            reads=None, sessions=None, overwritten=lambda index: self.told.append(("overwritten", index)),
+            raft=core, proposals=proposals, uploads=uploads, slow_sends=None, dirty=False, unpersisted=0, floor=0,
+            heard_ns=0, reads=None, sessions=None, overwritten=lambda index: self.told.append(("overwritten", index)),
         )  # fmt: skip
 
     def turn(self, *members: Any) -> list[Any]:
         """Run one turn of these; what happened in it."""
         self.told.clear()
         for member in members:
+            member.raft.dirty = True
             self.loop.mark(member)
         self.loop.turn()
         return self.told
@@ -297,6 +305,30 @@ async def test_followers_hear_of_a_commit_that_no_entry_told_them_of(autojump_cl
         nursery.cancel_scope.cancel()
 
 
+async def test_where_many_groups_wait_entries_carry_the_commit_index(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    bench = Bench()
+    members = [bench.member() for _ in range(TELL_FEW + 2)]
+    for member in members:
+        member.raft.untold = UNTOLD
+    carried, again, *others = members
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.loop.tell)
+        await trio.testing.wait_all_tasks_blocked()
+        bench.turn(*members)
+        assert [member.raft.untold for member in members] == [NOTED] * TELL_FEW + [LEFT] * 2, "ticks tell of few"
+        await trio.sleep(TELL_SECONDS * 1.5)
+        assert not bench.loop.dirty, "they are given time"
+        # An entry carried it; another one carried it, and more is committed since.
+        carried.raft.told = again.raft.told = 4
+        again.raft.commit = 5
+        await trio.sleep(TELL_SECONDS_MAX)
+        assert bench.loop.dirty == [*others, again], "who was told by entries is looked at again"
+        assert not bench.loop.untold
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_fault_of_the_turn_ends_the_node_and_not_the_connection_that_started_it(tmp_path: Path) -> None:
     """Bytes of a client or a peer start a turn in place; the bug is the engine's, and is not lost."""
     async with cluster(tmp_path) as c:
@@ -320,3 +352,53 @@ async def test_a_fault_of_the_turn_ends_the_node_and_not_the_connection_that_sta
         assert isinstance(error, ZeroDivisionError)
         del system.peers.send
         assert not ready_loop.running
+
+
+async def test_a_busy_nodes_turn_waits_for_what_other_sockets_bring_and_a_quiet_ones_does_not(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    bench = Bench()
+    soon: list[Callable[[], None]] = []
+    bench.loop.share(soon.append)
+
+    def receive() -> None:
+        bench.loop.hold()
+        bench.loop.mark(bench.member(work(messages=[message()])))
+        bench.loop.release()
+
+    receive()
+    assert bench.told[0] == [2] and not soon
+    bench.told.clear()
+    receive()
+    receive()
+    assert not bench.told and len(soon) == 1
+    soon.pop()()
+    assert bench.told[0] == [2, 2] and not bench.loop.dirty
+    soon += [lambda: None]
+    # What another turn did meanwhile is not done again.
+    receive()
+    bench.loop.turn()
+    bench.told.clear()
+    soon.pop()()
+    assert not any(isinstance(one, list) for one in bench.told)
+
+
+async def test_a_fault_of_a_turn_that_waited_is_the_loops_own(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    soon: list[Callable[[], None]] = []
+    bench.loop.share(soon.append)
+
+    def fault() -> None:
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.loop.run)
+            await trio.testing.wait_all_tasks_blocked()
+            bench.turn(bench.member())
+            bench.applies = fault
+            bench.loop.hold()
+            bench.loop.mark(bench.member(work()))
+            bench.loop.release()
+            soon.pop()()
+    assert caught.group_contains(ZeroDivisionError)

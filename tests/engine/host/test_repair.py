@@ -54,7 +54,8 @@ def hurt_file(c: Cluster, number: int, bodies: list[bytes]) -> int:
 
 def hurt_generations(c: Cluster, number: int, bodies: list[bytes]) -> int:
     found = 0
-    for path in sorted((c.path / f"node-{number}" / "payloads").glob("gen-*/data.mdb")):
+    payloads = c.path / f"node-{number}" / "payloads"
+    for path in sorted([*payloads.glob("gen-*/data.mdb"), *payloads.glob("gen-*/bodies")]):
         data = path.read_bytes()
         with path.open("r+b") as file:
             for body in bodies:
@@ -70,19 +71,23 @@ async def all_read(c: Cluster, number: int, bodies: list[bytes]) -> None:
     assert [body for _, body in await c.read(number)] == bodies
 
 
-@pytest.mark.parametrize("place", ["open file", "sealed file", "generation"])
+@pytest.mark.parametrize("place", ["open file", "sealed file", "generation", "file beside"])
 async def test_a_damaged_payload_comes_from_a_peer_and_is_written_back(tmp_path: Path, place: str) -> None:
-    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+    beside = place == "file beside"
+    migrated = beside or place == "generation"
+    async with cluster(tmp_path, payload_cache_bytes=0, generation_files=int(beside)) as c:
         bodies = await filled(c)
         if place == "sealed file":
             await c.roll(3)
-        elif place == "generation":
+        elif migrated:
             await c.nodes[3].compact()
-        hurt = hurt_generations if place == "generation" else hurt_file
-        if place == "generation":
+            found = list((tmp_path / "node-3" / "payloads").glob("gen-*/bodies"))
+            assert bool(found) == beside and all(one.stat().st_size for one in found)
+        hurt = hurt_generations if migrated else hurt_file
+        if migrated:
             await c.crash(3)
         assert hurt(c, 3, bodies[2:5]) == 3
-        if place == "generation":
+        if migrated:
             await c.start(3)
             await c.applied()
         await all_read(c, 3, bodies)
@@ -98,7 +103,7 @@ async def test_a_damaged_payload_comes_from_a_peer_and_is_written_back(tmp_path:
         await c.applied()
         await all_read(c, 3, bodies)
         assert not c.system(3).repair.payload_repair.fetched
-        if place != "generation":
+        if not migrated:
             # Rows that do not verify can't be counted anew.
             await check_books(c, 3, list(bodies))
 

@@ -61,9 +61,11 @@ class Bench:
         self.ran.append("sealed")
 
     def member(self, *, has_ready: bool = False, quiet: bool = False) -> Any:
-        raft = SimpleNamespace(
-            stopped=False, has_ready=has_ready, is_quiet=quiet, tick=self.says("ticked"),
-        )  # fmt: skip
+        def tick() -> bool:
+            self.ran.append("ticked")
+            return quiet
+
+        raft = SimpleNamespace(stopped=False, dirty=has_ready, has_ready=has_ready, tick=tick)
         return Member(raft=raft)
 
     def look(self) -> list[str]:

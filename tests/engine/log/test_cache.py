@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logyard.engine.entry import COMMANDS, Entry
-from logyard.engine.log.cache import UNWRITTEN_SECONDS, PayloadCache
+from logyard.engine.log.cache import ENTRIES_MIN, ENTRY_BYTES, UNWRITTEN_SECONDS, PayloadCache
 
 
 def entry(index: int, size: int = 1000, written: bool = True) -> Entry:
@@ -34,6 +34,16 @@ def test_the_oldest_gives_its_bytes_up_and_the_newest_stays() -> None:
     assert kept(entries) == [3, 4, 5] and cache.bytes == 3000
     cache.keep(entry(6, 5000))
     assert cache.bytes == 0 and not kept(entries), "what is above the bound alone is not kept either"
+
+
+def test_many_small_payloads_do_not_take_a_multiple_of_the_bound() -> None:
+    bound = 3 * ENTRIES_MIN * ENTRY_BYTES
+    cache = PayloadCache(bound)
+    entries = [entry(index, 10) for index in range(4 * ENTRIES_MIN)]
+    for one in entries:
+        cache.keep(one)
+    assert bound * 0.99 < len(kept(entries)) * (ENTRY_BYTES + 10) <= bound
+    assert cache.shrink_by(1000) == 1000, "others ask for payload bytes, and get as many"
 
 
 def test_what_has_no_payload_is_nobodys_concern() -> None:

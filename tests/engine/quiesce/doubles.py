@@ -35,10 +35,13 @@ def row(leader: int = OWN, **differs: Any) -> Row:
     return Row(TERM, LAST, 0, 2, 5, leader, 100, SHAPE, "a")._replace(**differs)
 
 
-def member_of(live: set[int], uid: int = UID, name: str = "a", voters: tuple[int, ...] = VOTERS) -> Member:
-    """A member as its rows make it: all it has is applied, and in its snapshot."""
+def member_of(
+    live: set[int], uid: int = UID, name: str = "a", voters: tuple[int, ...] = VOTERS, last: int = LAST
+) -> Member:
+    """A member as its rows make it: all it has is applied, and in its snapshot. `last` 0: it was never used."""
+    term, vote = (TERM, OWN) if last else (0, 0)
     raft = Raft(
-        uid, OWN, Configuration(voters), RaftLog(LAST, TERM), term=TERM, vote=OWN, commit=LAST, live=live,
+        uid, OWN, Configuration(voters), RaftLog(last, term), term=term, vote=vote, commit=last, live=live,
         draw=lambda _: 0, encode=cast(Any, None), limits=LIMITS,
     )  # fmt: skip
     return Member(Spec(uid, name, "log", {}, voters, 0), raft, cast(Any, Recorder()), cast(Any, Living()), Admission())
@@ -117,7 +120,7 @@ class Yard:
         self.sent.append((node, kind, header))
         return node in self.live
 
-    def rebuild(self, uid: int, name: str) -> Member:
-        member = member_of(self.live, uid, name, self.voters)
+    def rebuild(self, uid: int, found: Row) -> Member:
+        member = member_of(self.live, uid, found.name, self.voters, found.last)
         self.rebuilt(member)
         return member

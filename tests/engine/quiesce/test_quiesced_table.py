@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from logyard.engine.quiesce.quiesced_table import QuiescedTable, Row, Shape, bucket, mark, quorum_lives
+from logyard.engine.quiesce.quiesced_table import LED, QuiescedTable, Row, Shape, bucket, mark, quorum_lives, row_fresh
+from logyard.engine.types import Spec
 
 SHAPE = Shape((1, 2, 3), (), (2, 3), (), "log")
 
@@ -60,6 +61,22 @@ def test_a_walk_meets_nobody_who_went_before_its_turn() -> None:
             table.pop(uid + 2)
             table.add(uid + 2, row(leader=3))
     assert met == [uid for uid in range(1, 1000) if uid % 300 not in (2, 3)]
+
+
+def test_a_leaders_groups_are_found_without_a_look_at_those_that_were_never_used() -> None:
+    table = QuiescedTable(1)
+    table.extend((uid, row_fresh(Spec(uid, f"g{uid}", "log", {}, (1, 2, 3), 0))) for uid in range(1000, 3000))
+    slept = {5: row(leader=0)._replace(under=2, epoch=6), 1500 << 20: row(leader=2), 6: row(), 7: row(leader=2)}
+    table.extend(slept.items())
+    steps = [0]
+    table._table.set_progress_handler(lambda: steps.__setitem__(0, steps[0] + 1), 100)
+    assert [uid for uid, _ in table.rows(f"leader = ? AND {LED}", 2)] == [7, 1500 << 20]
+    assert [uid for uid, _ in table.rows(f"leader = 0 AND {LED} AND under = ? AND epoch = ?", 2, 6)] == [5]
+    assert [uid for uid, _ in table.led_where(lambda shape: True)] == [6] == [uid for uid, _ in table.between(1, 2)]
+    assert steps[0] < 10, "hundreds of instructions, and not tens of thousands"
+    table.follow(5, 3)
+    assert table.pop(7) == slept[7] and [uid for uid, _ in table.rows(f"leader = ? AND {LED}", 3)] == [5]
+    assert len(table) == 2003 and len(list(table.rows("last = 0"))) == 2000
 
 
 def test_who_is_not_there_is_nobodys() -> None:

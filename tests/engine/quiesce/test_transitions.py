@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from logyard.engine.log import checkpoint_rows, meta_rows
 from logyard.engine.log.recovered import Recovered
-from logyard.engine.quiesce.quiesced_table import row_again, row_of
+from logyard.engine.quiesce.quiesced_table import row_again, row_fresh, row_of
 from logyard.engine.quiesce.transitions import Rebuild
 from logyard.engine.replica.member import ASLEEP, STOPPED, Member
 from logyard.engine.types import Spec
 from logyard.protocol.errors import Corrupt
 
-from .doubles import LAST, OWN, TERM, UID, VOTERS, Yard, member_of
+from .doubles import LAST, OWN, TERM, UID, VOTERS, Yard, member_of, row
 
 SPEC = Spec(UID, "a", "log", {}, VOTERS, 0)
 
@@ -120,14 +120,14 @@ STATE = checkpoint_rows.state(member_of({OWN}))
 
 def test_a_member_is_built_from_its_three_rows_alone() -> None:
     store = Store(GROUP, STATE, SNAPSHOT)
-    member = store.rebuild(UID, "a")
+    member = store.rebuild(UID, row())
     assert store.built == [(SPEC, UID, LAST)] and store.learnt == [member] and not store.unfit
     assert store.rebuild.spec(UID) == SPEC
 
 
 def test_a_group_whose_definition_is_lost_comes_up_stopped() -> None:
     store = Store(STATE, SNAPSHOT)
-    member = store.rebuild(UID, "a")
+    member = store.rebuild(UID, row())
     assert member.state == STOPPED and member.damaged and member.spec.name == "a" and not store.learnt
     assert store.built == [(Spec(UID, "a", "log", {}, (), 0), None, None)]
 
@@ -135,9 +135,22 @@ def test_a_group_whose_definition_is_lost_comes_up_stopped() -> None:
 def test_a_group_whose_other_rows_are_lost_or_make_no_member_is_mended() -> None:
     for rows in ((GROUP, STATE), (GROUP, SNAPSHOT)):
         store = Store(*rows)
-        store.rebuild(UID, "a")
+        store.rebuild(UID, row())
         assert not store.built and isinstance(store.unfit[0], Corrupt) and not store.learnt
     store = Store(GROUP, STATE, SNAPSHOT)
     store.fault = KeyError("a defect")
-    store.rebuild(UID, "a")
+    store.rebuild(UID, row())
     assert store.unfit == [store.fault] and not store.learnt
+
+
+def test_groups_that_nobody_uses_yet_are_rows_and_become_members_of_their_definition_alone() -> None:
+    yard = Yard()
+    specs = [SPEC._replace(uid=UID + number, name=f"g{number}") for number in range(3)]
+    yard.names.update((spec.name, spec.uid) for spec in specs)
+    yard.transitions.lay(specs)
+    assert not yard.names and not yard.members and len(yard.table) == 3 and yard.table.named("g2") == UID + 2
+    assert yard.table.row(UID) == row_fresh(specs[0]) and yard.table.leader_of(UID) == 0
+    assert not yard.table.led and not yard.table.led_with and not yard.table.under
+    store = Store(GROUP)
+    member = store.rebuild(UID, row_fresh(SPEC))
+    assert store.built == [(SPEC, None, None)] and store.learnt == [member] and not store.unfit

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from logyard.engine.quiesce import unquiesce
+from logyard.engine.quiesce.quiesced_table import Row, Shape
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.mending import Mend
 from logyard.engine.raft.state import CANDIDATE, PRECANDIDATE
@@ -14,7 +15,7 @@ from logyard.engine.replica.log_time import LogTime
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import AWAKE
 
-from .doubles import LAST, MS, OWN, SHAPE, TERM, UID, VOTERS, S, Yard, row
+from .doubles import LAST, LIMITS, MS, OWN, SHAPE, TERM, UID, VOTERS, S, Yard, row
 
 WAKES = [
     # what differs from the stored row of a group that slept under this very node -> its role when it wakes
@@ -206,6 +207,55 @@ def test_who_is_awake_elsewhere_wakes_here_by_that_nodes_word() -> None:
     assert not yard.members[UID].raft.doubt and not yard.sent
 
 
+FRESH = Row(0, 0, 0, 0, 0, 0, 0, Shape(VOTERS, (), (), (), "log"), "a")
+HERE, THERE = (next(uid for uid in range(100, 103) if VOTERS[uid % 3] == node) for node in (OWN, 3))
+
+
+@pytest.mark.parametrize(
+    ("uid", "differs", "role", "told"),
+    [
+        (HERE, {"use": True}, PRECANDIDATE, []),
+        (HERE, {"by": 3}, PRECANDIDATE, []),
+        (THERE, {"use": True}, FOLLOWER, [3]),
+        (THERE, {"by": 1}, FOLLOWER, []),
+        # Who takes a creation back looks at it, and nobody waits.
+        (HERE, {}, FOLLOWER, []),
+        (THERE, {}, FOLLOWER, []),
+    ],
+)
+def test_a_group_that_was_never_used_is_led_first_by_whom_its_uid_picks(
+    uid: int, differs: dict[str, Any], role: int, told: list[int]
+) -> None:
+    yard = Yard()
+    yard.table.add(uid, FRESH)
+    member = yard.unquiesce.find(uid, **differs)
+    assert member is not None and member.raft.role == role and not member.raft.term
+    assert yard.sent == [(node, AWAKE, {"groups": [uid]}) for node in told]
+
+
+def test_a_group_that_was_never_used_does_not_wait_for_a_first_leader_that_is_gone() -> None:
+    yard = Yard()
+    yard.live.discard(3)
+    yard.table.add(THERE, FRESH)
+    member = yard.unquiesce.find(THERE, use=True)
+    assert member is not None and member.raft.role == PRECANDIDATE and not yard.sent
+    # One that lives, and does not get to it, is not waited for either.
+    yard = Yard()
+    yard.table.add(THERE, FRESH)
+    member = yard.unquiesce.find(THERE, use=True)
+    assert member is not None
+    for _ in range(2 * LIMITS.election_ticks):
+        member.raft.tick()
+    assert member.raft.role == PRECANDIDATE
+
+
+def test_who_is_told_of_the_first_use_of_its_group_campaigns_at_once() -> None:
+    yard = Yard()
+    yard.table.add(HERE, FRESH)
+    yard.unquiesce.on_awake(3, [HERE])
+    assert yard.members[HERE].raft.role == PRECANDIDATE
+
+
 def test_a_timer_wakes_its_group_and_the_clock_goes_on() -> None:
     yard = Yard()
     yard.table.add(UID, row(due=1_000_005_000))
@@ -221,7 +271,7 @@ def test_a_leader_that_wakes_goes_on_by_the_clock_that_it_slept_by() -> None:
     yard = Yard()
     yard.rebuilt = lambda member: setattr(member, "log_time", 900_000)
     clock = LogTime(900_000, yard.clocks.wall, yard.clocks.monotonic)
-    asleep = yard.rebuild(UID, "a")
+    asleep = yard.rebuild(UID, row())
     asleep.begin_clock(clock)
     yard.timers.set(UID, 2_000_000, asleep)
     yard.table.add(UID, row(due=2_000_000))

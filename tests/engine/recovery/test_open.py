@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgpack
 import pytest
 
 from logyard.engine.config import SystemConfig
@@ -46,6 +47,7 @@ class Bench:
         self.deleted: set[int] = set()
         self.departed: dict[int, meta_rows.Departed] = {}
         self.fault: Exception | None = None
+        self.fresh: list[Spec] = []
         store: Any = SimpleNamespace(
             open=self.says("store"), close=self.says("store closed"), restore=lambda found: list(found),
             homes=lambda uid: (),
@@ -66,7 +68,7 @@ class Bench:
         )  # fmt: skip
         groups = Groups(
             self.members, self.names, self.deleted, self.departed, self.build, self.says("quiesced"),
-            self.says("payloads lost"), self.says("tidy"),
+            lambda specs: self.fresh.extend(specs), self.says("payloads lost"), self.says("tidy"),
         )  # fmt: skip
         self.start = Start(self.directory, self.incarnation, files, groups, cast(Any, self.repair))
 
@@ -119,6 +121,25 @@ def test_groups_come_from_their_rows_and_the_wal_and_deleted_ones_do_not(tmp_pat
     assert [one.index for one in raft.entries] == [1, 2] and raft.hard_state == (2, 1, 1)
     assert again.told[-4:] == ["hard", "lost?", "shed", "tidy"], "what the WAL says goes with the next checkpoint"
     assert again.incarnation.origin.written == again.wal.position[0] > 1
+    again.close()
+
+
+def test_groups_that_nobody_used_sleep_on_and_whoever_promised_anything_is_built(tmp_path: Path) -> None:
+    bench = Bench(tmp_path).run()
+    specs = [SPEC._replace(uid=uid, name=f"g{uid}") for uid in range(10, 1500)]
+    voted, left, damaged, stored, awake = (spec.uid for spec in specs[:5])
+    left_row = meta_rows.DEPARTED + meta_rows.KEY.pack(left), bytes(msgpack.packb([3, 2, 3, 9, 9]))
+    bench.meta.commit([rows.group(spec, asleep=spec.uid != awake) for spec in specs])
+    bench.meta.commit([left_row, meta_rows.StateRow(stored, term=2).put()])
+    bench.wal.write([WalItem(voted, hard_state=(1, 1, 0))])
+    bench.close()
+    again = Bench(tmp_path)
+    again.repair.judge = lambda *_: {damaged: "its records are gone"}
+    again.run()
+    assert again.members.keys() == {voted, left, damaged, stored, awake} and again.names.keys() == {
+        f"g{uid}" for uid in again.members
+    }
+    assert again.fresh == specs[5:]
     again.close()
 
 

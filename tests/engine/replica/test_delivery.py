@@ -31,6 +31,13 @@ class Sink:
         self.got: list[tuple[Mapping[str, Any], bytes]] = []
         self.missed_ = 0
         self.full = False
+        self.roomy = trio.Event()
+        self.roomy.set()
+        self.asked: list[int] = []
+
+    async def room(self, size: int) -> None:
+        self.asked.append(size)
+        await self.roomy.wait()
 
     def push(self, uid: int, session: int, header: Mapping[str, Any], body: Sequence[Any]) -> bool:
         if not self.full:
@@ -227,3 +234,19 @@ async def test_who_listens_wakes_when_the_group_stirs_or_its_patience_ends(
     assert trio.current_time() == began and not bench.delivery._lots
     await bench.delivery.stirred(UID, 3.0)
     assert trio.current_time() == began + 3.0 and not bench.delivery._lots
+
+
+async def test_payloads_are_read_when_their_connection_has_room() -> None:
+    async with trio.open_nursery() as nursery:
+        bench = Bench(nursery)
+        bench.sink.roomy = trio.Event()
+        read = bench.gate = trio.Event()
+        bench.deliver(ref(1, 1))
+        assert await bench.got() == [] and bench.sink.asked == [bench.sink.asked[0]], "nothing is read yet"
+        bench.sink.roomy.set()
+        await trio.testing.wait_all_tasks_blocked()
+        bench.sink.roomy = trio.Event()
+        read.set()
+        assert await bench.got() == [], "others took the room meanwhile"
+        bench.sink.roomy.set()
+        assert await bench.got() == [("records", b"h1.1")] and not bench.pinned and not bench.sink.missed_

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
+import trio
 
 from logyard.engine.entry import Entry, build_commands, units_of
 from logyard.engine.log.meta_rows import SegmentRun
 from logyard.engine.raft.raft_log import RaftLog
+from logyard.engine.replica import reader
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import THREAD_BYTES, Located, Reader, Wanted
 from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError
@@ -173,6 +175,31 @@ async def test_what_is_damaged_here_comes_from_a_peer_unless_nobody_wants_that()
     with pytest.raises(Corrupt):
         await bench.reader.read(bench.member, wanted, mend=False)
     assert not bench.pinned
+
+
+async def test_several_members_are_read_at_once_and_what_one_lacks_is_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, handed = Bench(), []
+    behind = member_of(Recorder())[0]
+    behind.raise_floor(10)
+    run = trio.to_thread.run_sync
+
+    async def hand_over(*given: Any) -> Any:
+        handed.append(given)
+        return await run(*given)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", hand_over)
+    monkeypatch.setattr(reader, "THREAD_BYTES", 5)
+    bench.in_wal(2)
+    parts = [(bench.member, [bench.wanted(1), bench.wanted(2)]), (behind, [bench.wanted(1)])]
+    found = await bench.reader.read_all([*parts, (bench.member, [bench.wanted(2)])])
+    assert isinstance(found[1], Gone) and len(handed) == 1 and not bench.pinned
+    assert isinstance(found[0], list) and isinstance(found[2], list) and bytes(found[0][1]) == bytes(found[2][0])
+    assert await bench.reader.read_all([]) == []
+    # In memory, or little: no thread.
+    await bench.reader.read_all([(bench.member, [bench.wanted(1)])] * 9)
+    assert len(handed) == 1
 
 
 async def test_a_process_that_lacks_descriptors_has_lost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ class Machine:
 class Large(Machine):
     """Its sections are written by a thread; `payloads` are those it needs."""
 
-    def __init__(self, *payloads: tuple[int, int]) -> None:
+    def __init__(self, *payloads: tuple[int, int] | PayloadRange) -> None:
         super().__init__()
         self.found = payloads
 
@@ -162,3 +162,25 @@ async def test_a_machine_that_needs_what_it_released_is_reported() -> None:
     assert rig.store.mismatches == 1
     await rig.store.take([rig.member(Large((4, 0), (5, 0)), liveness=dead)])
     assert rig.store.mismatches == 2 and len(rig.stored) == 2 and not rig.stopped
+
+
+async def test_what_a_large_state_needs_is_compared_in_ranges_too() -> None:
+    rig = Rig()
+    for needed, wrong in (((2, 0), (2, 5)), 0), (((2, 0), (2, 6)), 1), (((3, 1), (3, 2)), 1), (((4, 0), (4, 9)), 0):
+        machine = Large(PayloadRange(Position(*needed[0]), Position(*needed[1])))
+        member = rig.member(machine)
+        member.liveness.release((2, 5), (2, 7))
+        member.liveness.release((3, 0), (4, 0))
+        before = rig.store.mismatches
+        assert (await rig.store.take([member]))["taken"] == 1
+        assert rig.store.mismatches - before == wrong, needed
+
+
+async def test_a_state_that_has_little_to_write_is_written_at_once() -> None:
+    class Sometimes(Machine):
+        def freeze(self) -> None:
+            return None
+
+    rig = Rig()
+    assert (await rig.store.take([rig.member(Sometimes())]))["taken"] == 1
+    assert rig.stored[0].snapshot.sections == {"state": b"all of it"}

@@ -371,3 +371,19 @@ def test_the_same_entries_give_the_states_of_the_first_release() -> None:
             driver.term += 1
     state = msgpack.packb(sorted(driver.machine.snapshot().items()))
     assert hashlib.sha256(state).hexdigest() == "afc703c2bdfffee770c612ce023f88ad4a1ade1b71fb00e667964ad8cb581868"
+
+
+def test_a_question_for_one_key_is_answered_as_a_range_of_it_is() -> None:
+    driver = Driver()
+    driver.put(b"here", b"1")
+    driver.put(b"gone", b"2")
+    driver.do(DELETE, b"gone", b"", 0)
+    machine = driver.machine
+    for key in (b"here", b"gone", b"never", b"", 7, None):
+        for end in (b"", b"z", 0):
+            for revision in (0, 2, 99, False, -1):
+                short = msgpack.packb((RANGE, key, end, revision))
+                # With a limit it is no question for one key as it is now any more.
+                long = msgpack.packb((RANGE, key, end, revision, 0))
+                one, other = (msgpack.unpackb(machine.fetch(asked, 0).answer) for asked in (short, long))
+                assert one == other or one[0] == other[0] == 1, (key, end, revision)

@@ -7,19 +7,34 @@ credit, priorities, one holder a message, nobody waits for what is there.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 
-from logyard.engine.machine import Batch, Context, Deliver, Effect, Frame, Monitor, PayloadRange, Reject, Release, Timer
+from logyard.engine.machine import (
+    Batch,
+    Context,
+    Deliver,
+    Effect,
+    Frame,
+    Monitor,
+    PayloadRange,
+    Reject,
+    Release,
+    Sections,
+    Timer,
+)
 from logyard.machines.queue import Queue
 from logyard.machines.queue import command as qc
 from logyard.machines.queue.options import QueueOptions
+from logyard.machines.queue.snapshot import Frozen, freeze
 from logyard.payloads.liveness import Liveness
 from logyard.protocol.frame import UNIFORM
 
+VIEWS = 4
 Place = tuple[int, int]
 Key = tuple[int, int]
 
@@ -381,7 +396,8 @@ class Model:
 
 class Bench:
     """A machine, its model, and what the engine does for it: timers and the live set. `other` is restored from a
-    snapshot before every entry and has to do the same."""
+    snapshot before every entry and has to do the same. `views` of the last few states say what those were, whatever has
+    happened since."""
 
     def __init__(self, options: QueueOptions) -> None:
         self.machine, self.other, self.model = Queue(options), Queue(options), Model(options)
@@ -391,6 +407,7 @@ class Bench:
         self.timer: int | None = None
         self.monitored: set[int] = set()
         self.records: dict[int, int] = {}
+        self.views: deque[tuple[Frozen, Sections, list[PayloadRange]]] = deque(maxlen=VIEWS)
 
     def apply(self, *frames: Frame, gap: int = 0) -> list[bytes | str]:
         """One entry; replies, with refusals as their codes."""
@@ -441,7 +458,9 @@ class Bench:
 
     def _renew(self) -> None:
         self.other = Queue(self.machine.options)
-        self.other.restore(self.machine.snapshot())
+        written = self.machine.snapshot()
+        self.other.restore(written)
+        self.views.append((freeze(self.machine.state), written, sorted(self.machine.live_refs())))
 
     def _done(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -455,6 +474,9 @@ class Bench:
         self.model.deliver(effects)
         self.model.keep_length()
         assert self.machine.snapshot() == self.other.snapshot()
+        for view, written, needed in self.views:
+            assert view.sections() == written and sorted(view.payloads()) == needed
+        assert len(self.machine.state.views.open) <= VIEWS + 2, "those that ended are forgotten"
         shown = self.machine.overview()
         assert {key: shown[key] for key in self.model.counts()} == self.model.counts()
         assert places(self.machine.live_refs(), self.records) == set(self.model.letters)

@@ -22,7 +22,7 @@ VERBS = {
     "serve", "up", "demo", "check", "bench", "create", "list", "describe", "delete", "append", "read", "snapshot",
     "retain", "truncate", "compact", "scrub", "members", "transfer", "status", "leaders", "drain",
     "campaign", "command", "query", "force-shrink", "forget", "readmit", "skip", "forks", "tls", "spark", "kv",
-    "queue", "etcd",
+    "queue", "etcd", "topic", "consume", "groups", "nodes", "plan", "cluster",
 }  # fmt: skip
 
 
@@ -41,8 +41,8 @@ def run(*words: str, text: str | None = None) -> Result:
 def test_every_verb_is_there() -> None:
     assert set(cli.commands) == VERBS
     assert {path[1] for path in every_command() if path[0] == "bench" and len(path) == 2} == {
-        "append", "catchup", "churn", "compare", "failover", "idle", "kv", "mixed", "queue", "recover", "replay", "run",
-        "spark",
+        "append", "catchup", "churn", "compare", "failover", "groups", "huge", "idle", "kv", "mixed", "queue",
+        "recover", "replay", "run", "spark",
     }  # fmt: skip
 
 

@@ -32,6 +32,9 @@ class Sink:
         self.alive += 1
         return True
 
+    async def room(self, size: int) -> None:
+        pass
+
     def missed(self) -> None:
         raise AssertionError("nothing is lost")
 

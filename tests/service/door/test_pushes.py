@@ -16,6 +16,7 @@ from logyard.client.messages import Delivered, Message, Session, decode_push
 from logyard.client.session import Channel
 from logyard.engine.machine import Effect, Send
 from logyard.protocol import wire
+from logyard.protocol.frame import Buffer
 from logyard.protocol.pending import PendingReply
 from logyard.service.door import pushes
 from logyard.service.door.pushes import WAITING_BYTES_MAX, Listener
@@ -166,9 +167,53 @@ async def test_a_client_that_does_not_read_costs_a_bound_and_nobody_else(
         await until(lambda: 77 not in delivery.sinks, "its connection ended")
 
 
+class Taking:
+    """A connection that takes nothing until it is told to."""
+
+    def __init__(self, sent: wire.Outgoing) -> None:
+        self.sent = sent
+        self.lot = trio.lowlevel.ParkingLot()
+
+    @property
+    def unsent(self) -> int:
+        return self.sent.size
+
+    async def drained(self, size: int) -> None:
+        while self.sent.size > size:
+            await self.lot.park()
+
+    def queue(self, frame: list[Buffer]) -> None:
+        self.sent.push(frame)
+
+    def take(self, size: int) -> None:
+        self.sent.sent(size)
+        self.lot.unpark_all()
+
+
+async def test_records_wait_for_room_and_none_is_dropped() -> None:
+    connection = Taking(wire.Outgoing())
+    sinks = [Listener(number, connection) for number in (1, 2, 3)]
+    size = WAITING_BYTES_MAX // 4
+
+    async def deliver(sink: Listener) -> None:
+        for at in range(4):
+            await sink.room(size)
+            assert sink.push(1, 2, {"kind": "records", "index": at}, [bytes(size)])
+
+    async with trio.open_nursery() as nursery:
+        for sink in sinks:
+            nursery.start_soon(deliver, sink)
+        with trio.fail_after(5):
+            while nursery.child_tasks:
+                await trio.testing.wait_all_tasks_blocked()
+                assert connection.unsent <= WAITING_BYTES_MAX
+                connection.take(min(connection.unsent, size))
+    assert not any(sink.dropped for sink in sinks)
+
+
 def test_a_connection_that_takes_nothing_loses_pushes() -> None:
     sent = wire.Outgoing()
-    listener = Listener(3, lambda: sent.size, sent.push)
+    listener = Listener(3, Taking(sent))
     part = bytes(WAITING_BYTES_MAX // 4)
     given = [listener.push(1, 2, {"kind": "message", "index": at}, [part]) for at in range(6)]
     assert given == [True, True, True, False, False, False] and listener.dropped == 3

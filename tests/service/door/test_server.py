@@ -361,3 +361,25 @@ def test_only_loopback_is_served_without_tls() -> None:
     for address in ("0.0.0.0:7001", "10.0.0.1:7001", "example.org:7001", "127.0.0.1", "127.0.0.1:x"):
         with pytest.raises(BadRequest):
             listen_address(address)
+
+
+async def test_who_waits_for_room_of_a_connection_that_ended_waits_no_more() -> None:
+    async with trio.open_nursery() as nursery:
+        cluster, _, server = await start(SystemConfig(), nursery)
+        raw = await Raw.open(cluster)
+        (connection,) = server.connections
+        connection.queue([bytes(64 << 20)])
+        over = trio.Event()
+
+        async def wait() -> None:
+            await connection.drained(0)
+            over.set()
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not over.is_set() and server.answers.used
+        await raw.stream.aclose()
+        with trio.fail_after(5):
+            await over.wait()
+        assert not server.answers.used
+        nursery.cancel_scope.cancel()

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from logyard.client import errors
 from logyard.client.sync import connect_sync
+from logyard.protocol.errors import UnknownGroup
 from logyard.protocol.kv import Changes, Compacted, Compare, Event, Get, Put
 from logyard.service.cli.kv import printable
 from logyard.service.cli.root import cli
@@ -60,6 +61,28 @@ async def test_the_blocking_client_has_the_same_verbs(tmp_path: Path, monkeypatc
 
     async with served(tmp_path) as (_, doors, _):
         await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
+
+
+async def test_a_blocking_watch_does_not_go_on_in_a_group_made_anew_under_its_name(tmp_path: Path) -> None:
+    async with served(tmp_path) as (run, doors, _):
+
+        async def anew() -> None:
+            await run.nodes[1].delete_group("kv")
+            await run.create("kv", machine="kv")
+
+        def blocking() -> None:
+            with connect_sync(list(doors.addresses.values())) as yard:
+                kv = yard.kv("kv")
+                changes = kv.watch(b"k", start=2)
+                kv.put(b"k", b"of the group before")
+                assert next(changes).revision == 2
+                trio.from_thread.run(anew)
+                for number in range(3):
+                    kv.put(b"k", b"%d" % number)
+                with pytest.raises(UnknownGroup, match="made anew"):
+                    next(changes)
+
+        await trio.to_thread.run_sync(blocking)
 
 
 async def test_the_verbs_of_the_command_line(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from logyard.client import kv_watch as client_watch
 from logyard.client.kv import KV
 from logyard.client.runtime_trio import TrioRuntime
 from logyard.machines.kv.history import Version
+from logyard.protocol.errors import UnknownGroup
 from logyard.protocol.kv import Changes, Compacted, Compare, Delete, Event, KeyValue, Put
 from logyard.service.door import answers
 from logyard.service.kv import reads as kv_reads
@@ -141,6 +142,25 @@ async def test_a_compacted_start_says_from_where_on_there_is_history(tmp_path: P
             assert gone.value.revision == 4
         async with kv.watch(b"k", start=gone.value.revision + 1) as enough:
             assert [one.revision for one in await following(enough, 3)] == [5, 6, 7]
+
+
+async def test_a_watch_does_not_go_on_in_a_group_made_anew_under_its_name(tmp_path: Path) -> None:
+    async with served(tmp_path) as (run, doors, yard):
+        kv = yard.kv("kv")
+        async with kv.watch(b"k", start=2) as watch:
+            await kv.put(b"k", b"of the group before")
+            assert [one.revision for one in await following(watch, 1)] == [2]
+            # Nobody sees it go: there is no connection meanwhile.
+            await doors.close(1)
+            await run.nodes[1].delete_group("kv")
+            await run.create("kv", machine="kv")
+            await doors.open(1)
+            for number in range(3):
+                await kv.put(b"k", b"%d" % number)
+            with trio.fail_after(20), pytest.raises(UnknownGroup, match="made anew"):
+                await anext(watch)
+            async with kv.watch(b"k", start=2) as other:
+                assert [one.revision for one in await following(other, 3)] == [2, 3, 4]
 
 
 async def test_many_watches_go_on_at_the_next_leader_without_a_gap(tmp_path: Path) -> None:

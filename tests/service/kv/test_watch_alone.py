@@ -93,7 +93,9 @@ async def test_a_watch_is_told_where_it_begins_and_then_what_happens() -> None:
     rig = Rig()
     rig.put(b"a/1")
     async with rig.listening(rig.row(1, b"a/"), rig.row(2, b"a/", 2)):
-        assert rig.sink.pushed[0] == {"kind": "created", "watches": [(1, 3), (2, 2)], "revision": 2}
+        assert rig.sink.pushed[0] == {
+            "kind": "created", "watches": [(1, 3), (2, 2)], "revision": 2, "uid": rig.member.uid,
+        }  # fmt: skip
         assert rig.sink.revisions() == [2]
         rig.put(b"b")
         rig.put(b"a/2", b"L" * 3000)
@@ -189,7 +191,8 @@ async def test_asking_again_and_again(autojump_clock: trio.testing.MockClock) ->
     rig = Rig()
     watch = Watch(0, b"k", b"", 0)
     header, _ = await rig.watches.events(rig.member, watch, 0, 3.0)
-    assert header == {"kind": "events", "revisions": [], "next": 2, "places": []} and trio.current_time() >= 3
+    assert header == {"kind": "events", "uid": rig.member.uid, "revisions": [], "next": 2, "places": []}
+    assert trio.current_time() >= 3
     rig.put(b"other")
     rig.put(b"k", b"L" * 3000)
     header, parts = await rig.watches.events(rig.member, watch, header["next"], 3.0)

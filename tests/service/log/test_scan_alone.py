@@ -11,7 +11,7 @@ from logyard.engine.replica.member import Member
 from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
 from logyard.protocol.columns import RUN
-from logyard.protocol.errors import UnknownGroup
+from logyard.protocol.errors import Corrupt, UnknownGroup
 from logyard.service.log import scan as log_scan
 from logyard.service.log.scan import Groups, LogScan
 
@@ -30,6 +30,8 @@ class Rig:
         self.uids = {name: number for number, name in enumerate(self.groups, 1)}
         members = {self.uids[name]: group.member for name, group in self.groups.items()}
         groups = Groups(self.uids, members, cast(Any, {}), self.find)
+        self.reads: list[list[str]] = []
+        self.rotten: set[str] = set()
         self.scans = LogScan(7, 1 << 20, groups, cast(Any, self))
 
     def find(self, name: str, uid: int) -> Member:
@@ -38,13 +40,21 @@ class Rig:
         return self.groups[name].member
 
     def _of(self, member: Member) -> Group:
-        return next(group for group in self.groups.values() if group.member is member)
+        return self.groups[self.name_of(member)]
+
+    def name_of(self, member: Member) -> str:
+        return next(name for name, group in self.groups.items() if group.member is member)
 
     def payload_entries(self, member: Member, first: int, last: int) -> Any:
         return self._of(member).payload_entries(member, first, last)
 
-    async def read(self, member: Member, wanted: Any) -> Any:
-        return await self._of(member).read(member, wanted)
+    async def read_all(self, parts: Any) -> list[Any]:
+        self.reads.append([self.name_of(member) for member, _ in parts])
+        return [
+            Corrupt(self.name_of(member), 0, "its bytes", "others") if self.name_of(member) in self.rotten
+            else await self._of(member).read(member, wanted)
+            for member, wanted in parts
+        ]  # fmt: skip
 
     async def scan(self, *ranges: tuple[str, int, int], size: int = HUGE, records: int = HUGE) -> dict[str, Any]:
         header, parts = await self.scans.scan([(name, 0, at, end) for name, at, end in ranges], size, records, HUGE)
@@ -107,6 +117,21 @@ async def test_steps_of_a_scan_meet(monkeypatch: pytest.MonkeyPatch) -> None:
         rig.groups["a"].append(b"%d" % number, b"+")
     found = await rig.scan(("a", 3, 9))
     assert ends(found) == [(9, None)] and found["rows"] == 6
+
+
+async def test_many_logs_are_read_at_once_and_what_is_rotten_is_its_own_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(a=AppendLog(), b=AppendLog(), c=AppendLog())
+    for name in ("a", "b", "c", "b"):
+        rig.groups[name].append(b"0", b"1")
+    rig.rotten = {"b"}
+    found = await rig.scan(("a", 0, 2), ("b", 1, 4), ("c", 0, 2))
+    assert rig.reads == [["a", "b", "c"]] and found["rows"] == 4
+    assert ends(found) == [(2, None), (1, "corrupt"), (2, None)]
+    # Where the first of a range's steps fails, nothing behind it counts, also not what is read with it.
+    monkeypatch.setattr(log_scan, "STEP_PACKS", 2)
+    assert ends(await rig.scan(("a", 0, 2), ("b", 0, 4), ("c", 0, 2))) == [(2, None), (0, "corrupt"), (2, None)]
 
 
 async def test_offsets_by_time_and_what_has_none() -> None:

@@ -93,8 +93,8 @@ class StepDisk(Disk):
 def main() -> int:
     """As the real one."""
     plan = Plan(Path(sys.argv[1]))
-    directory, lock_fd, map_bytes, transaction_bytes = sys.argv[2:]
-    maps = GenerationConfig(int(map_bytes), int(transaction_bytes))
+    directory, lock_fd, map_bytes, transaction_bytes, beside = sys.argv[2:]
+    maps = GenerationConfig(int(map_bytes), int(transaction_bytes), beside == "1")
     return serve(directory, int(lock_fd), maps, plan.step, StepDisk(plan))
 
 

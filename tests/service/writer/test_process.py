@@ -373,7 +373,7 @@ def directory(tmp_path: Path) -> Iterator[tuple[str, int]]:
 
 
 def start(directory: str, fd: int, *, inherit: bool = True) -> subprocess.Popen[bytes]:
-    arguments = [*COMMAND, directory, str(fd), str(16 * MIB), str(MIB)]
+    arguments = [*COMMAND, directory, str(fd), str(16 * MIB), str(MIB), "0"]
     pipe = subprocess.PIPE
     return subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=[fd] if inherit else [])
 

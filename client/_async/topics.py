@@ -1,0 +1,436 @@
+"""Topics: `Topic` sends records to partitions by key, exactly once, and makes, grows and deletes a topic.
+
+A record's key says its slot, the topic's layout its partition, and the append says by which epoch of the layout it was
+routed: a log that was fenced since refuses it, tells the new layout, and the record goes where its slot lies now. What
+is to be made of a topic is an intent in the catalogue's section first, so whoever finds it unfinished finishes it.
+Handles are made by a yard's `topic`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgpack
+
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, UnknownGroup
+from logyard.protocol.frame import Buffer
+from logyard.protocol.topics import (
+    ADDING,
+    DELETING,
+    FENCED,
+    MAKING,
+    PARTITION_OPENING,
+    STALE_PARTITIONS,
+    TOPICS_LOG,
+    check_topic_name,
+    enveloped,
+    fence_command,
+    inherit_command,
+    keyed_append_command,
+    keyed_produce_command,
+    open_command,
+    partition_log,
+    section_answer,
+    section_command,
+    section_question,
+    slots_of,
+    topic_of,
+    unpack_layout,
+)
+from logyard.protocol.topics import (
+    Topic as Row,
+)
+
+from ..log import partition_call
+from ..numbering import NUMBER_MAX, producer_number, slot_of
+from .caller import Caller
+from .log import LogVerbs
+from .machine import MachineVerbs
+
+COPIES = 3
+"""Members of the groups that a yard makes for topics and consumer groups themselves."""
+OPENING_PAUSE_S = 0.05
+RESUME_S = 2.0
+"""A partition that is not open for so long is perhaps nobody's business any more: who waits for it opens it."""
+INHERIT_ROWS = 64
+"""Producers of one INHERIT: some 64 KiB."""
+
+
+class TopicsYard(Caller, Protocol):
+    """A yard, as topics and consumers need it."""
+
+    def log(self, name: str) -> LogVerbs:
+        """Return an append log."""
+
+    def machine(self, name: str) -> MachineVerbs:
+        """Return a group of any machine."""
+
+    async def nodes(self) -> list[int]:
+        """Return the nodes of the cluster."""
+
+    async def create(
+        self, name: str, *, members: Sequence[int] | None = None, machine: str = "log", **arguments: object
+    ) -> None:
+        """Create a group."""
+
+    async def create_many(
+        self, names: Iterable[str], *, members: Sequence[int] | None = None, machine: str = "log", **arguments: object
+    ) -> None:
+        """Create groups."""
+
+    async def delete(self, name: str, force_on: int | None = None) -> None:
+        """Delete a group."""
+
+    async def pause(self, seconds: float) -> None:
+        """Wait."""
+
+
+class Sent(NamedTuple):
+    """Where a record lies."""
+
+    partition: int
+    offset: int
+
+
+class Routing(NamedTuple):
+    """Which partition each slot lies in, by one epoch of a topic's layout."""
+
+    topic: int
+    epoch: int
+    slots: list[int]
+    partitions: list[int]
+
+
+async def system_group(yard: TopicsYard, name: str, machine: str) -> None:
+    """Make one of the groups that topics and consumer groups are kept in, if it is not there."""
+    try:
+        await yard.create(name, machine=machine, members=sorted(await yard.nodes())[:COPIES])
+    except GroupExists:
+        # By somebody who saw other nodes.
+        return
+
+
+async def look_up(yard: TopicsYard, name: str, timeout: float | None = None) -> Row:
+    """Return a topic's row. Raises a `LogyardError` of code ``unknown_topic``."""
+    question = section_question("find", {"name": name})
+    try:
+        reply = await yard.machine(TOPICS_LOG).query(question, consistency="linearizable", timeout=timeout)
+    except UnknownGroup:
+        raise unknown_topic(name) from None
+    return topic_of(section_answer(reply))
+
+
+async def all_topics(yard: TopicsYard) -> list[Row]:
+    """Return the rows of all topics, by name."""
+    try:
+        reply = await yard.machine(TOPICS_LOG).query(section_question("list", {}), consistency="linearizable")
+    except UnknownGroup:
+        return []
+    return [topic_of(one) for one in section_answer(reply)[1]]
+
+
+def unknown_topic(name: str) -> LogyardError:
+    """Return the error of a topic that is not there."""
+    return LogyardError(f"there is no topic {name!r}", code="unknown_topic")
+
+
+class Topic:
+    """The topic `name`; nothing is asked until it is used."""
+
+    __slots__ = ("yard", "name", "_routing", "_turn")
+
+    def __init__(self, yard: TopicsYard, name: str) -> None:
+        self.yard = yard
+        self.name = check_topic_name(name)
+        self._routing: Routing | None = None
+        self._turn = 0
+
+    # Records
+
+    async def send(
+        self,
+        key: Buffer | None,
+        metadata: Buffer = b"",
+        payload: Buffer | None = None,
+        *,
+        timeout: float | None = None,
+        compress: str | None = None,
+    ) -> Sent:
+        """Append one record to the partition of its key, exactly once as `Log.append`; return where it lies, once a
+        quorum has it. Records of one key that are sent one after the other are read in that order. Without a key: to
+        one partition after the other. Raises a `LogyardError`."""
+        head = enveloped(key, metadata)
+        slot = None if key is None else slot_of(key)
+        deadline = self.yard.clock() + (self.yard.timeout if timeout is None else timeout)
+        while True:
+            routing = self._routing or await self._route()
+            number = self._partition(routing, slot)
+            command = keyed_append_command(routing.topic, routing.epoch)
+            log = self.yard.log(partition_log(self.name, number))
+            try:
+                left = max(0.001, deadline - self.yard.clock())
+                offset = await log.append(head, payload, timeout=left, compress=compress, command=command)
+                return Sent(number, offset)
+            except LogyardError as error:
+                await self._reroute(error, number, routing, deadline)
+
+    async def send_many(
+        self, records: Iterable[tuple[Buffer | None, Buffer, Buffer | None]], *, timeout: float | None = None
+    ) -> list[Sent]:
+        """Append (key, metadata, payload) records: those of one partition together or not at all; return where each of
+        them lies. Raises a `LogyardError`: then those of other partitions may lie there."""
+        left = [
+            (at, None if key is None else slot_of(key), (enveloped(key, metadata), payload))
+            for at, (key, metadata, payload) in enumerate(records)
+        ]
+        found: list[Sent | None] = [None] * len(left)
+        deadline = self.yard.clock() + (self.yard.timeout if timeout is None else timeout)
+        while left:
+            routing = self._routing or await self._route()
+            number = self._partition(routing, left[0][1])
+            mine = [one for one in left if one[1] is None or routing.slots[one[1]] == number]
+            command = keyed_append_command(routing.topic, routing.epoch)
+            log = self.yard.log(partition_log(self.name, number))
+            try:
+                rest = max(0.001, deadline - self.yard.clock())
+                offsets = await log.append_many([pair for _, _, pair in mine], timeout=rest, command=command)
+            except LogyardError as error:
+                await self._reroute(error, number, routing, deadline)
+                continue
+            for (at, _, _), offset in zip(mine, offsets, strict=True):
+                found[at] = Sent(number, offset)
+            left = [one for one in left if found[one[0]] is None]
+        return [one for one in found if one is not None]
+
+    async def producer(self, name: int | str) -> TopicProducer:
+        """Return an idempotent producer of this topic, by its number or a name: what it sends again under the same
+        sequence, also as another process, is in the topic once, in whichever partition its key lies by then. At most
+        64 of its records may be under way at once. Its `last` is the highest sequence that it has written."""
+        number, last = producer_number(name), 0
+        for one in (await self.describe()).live:
+            asked = msgpack.packb(["producer", number])
+            reply = await self.yard.log(one.log).query(asked, consistency="linearizable")
+            last = max(last, msgpack.unpackb(reply))
+        return TopicProducer(self, number, last)
+
+    async def produce(
+        self, producer: int, sequence: int, key: Buffer | None, metadata: Buffer, payload: Buffer | None
+    ) -> Sent:
+        """Append a producer's record; the offset is -1 where it was written before, it is not known where."""
+        if key is None:
+            raise BadRequest("a record of a producer needs a key: it is looked for in the partition of that")
+        head, slot = enveloped(key, metadata), slot_of(key)
+        deadline = self.yard.clock() + self.yard.timeout
+        while True:
+            routing = self._routing or await self._route()
+            number = self._partition(routing, slot)
+            command = keyed_produce_command(routing.topic, routing.epoch, producer, sequence)
+            log = self.yard.log(partition_log(self.name, number))
+            try:
+                left = max(0.001, deadline - self.yard.clock())
+                offsets = await log.append_many([(head, payload)], timeout=left, command=command)
+                return Sent(number, offsets[0] if offsets else -1)
+            except LogyardError as error:
+                await self._reroute(error, number, routing, deadline)
+
+    def _partition(self, routing: Routing, slot: int | None) -> int:
+        if slot is not None:
+            return routing.slots[slot]
+        self._turn += 1
+        return routing.partitions[self._turn % len(routing.partitions)]
+
+    async def _route(self) -> Routing:
+        """Find out where slots lie."""
+        row = await look_up(self.yard, self.name)
+        if row.state == MAKING:
+            row = await self._finish(row)
+        if row.state == DELETING:
+            raise unknown_topic(self.name)
+        slots = slots_of(row.layout)
+        found = self._routing = Routing(row.id, row.epoch, slots, sorted(set(slots)))
+        return found
+
+    async def _reroute(self, error: LogyardError, number: int, routing: Routing, deadline: float) -> None:
+        """Find the way anew after a refusal that says that it changed. Raises what else it was."""
+        if isinstance(error, UnknownGroup) and self._routing is routing:
+            # Deleted, or made anew: whether it is there the row says.
+            self._routing = None
+            if (await self._route()).topic != routing.topic:
+                return
+            raise error
+        if error.code not in (STALE_PARTITIONS, PARTITION_OPENING) or self.yard.clock() >= deadline:
+            raise error
+        if self._routing is not routing and self._routing is not None and error.code == STALE_PARTITIONS:
+            return
+        if error.code == PARTITION_OPENING:
+            await self._wait_open(number, deadline)
+            return
+        log = self.yard.log(partition_log(self.name, number))
+        told = msgpack.unpackb(await log.query(msgpack.packb(["partition"]), consistency="linearizable"))
+        if told is None or told[0] != routing.topic:
+            self._routing = None
+            return
+        slots = slots_of(unpack_layout(told[3]))
+        self._routing = Routing(routing.topic, told[2], slots, sorted(set(slots)))
+
+    async def _wait_open(self, number: int, deadline: float) -> None:
+        """Wait until a new partition takes records; open it where nobody does."""
+        patience = min(deadline, self.yard.clock() + RESUME_S)
+        log = self.yard.log(partition_log(self.name, number))
+        while self.yard.clock() < patience:
+            try:
+                if msgpack.unpackb(await log.query(msgpack.packb(["partition"]))) is not None:
+                    return
+            except UnknownGroup:
+                # It is about to be made.
+                pass
+            await self.yard.pause(OPENING_PAUSE_S)
+        await self._finish(await look_up(self.yard, self.name))
+
+    # What it is
+
+    async def describe(self) -> Row:
+        """Return the topic's row: its partitions, their logs, the layout. Raises ``unknown_topic``."""
+        return await look_up(self.yard, self.name)
+
+    async def create(
+        self,
+        partitions: int = 1,
+        *,
+        members: Sequence[int] | None = None,
+        age: float = 0.0,
+        bytes: int = 0,
+        records: int = 0,
+    ) -> Row:
+        """Make the topic and its logs, `TOPIC.0` and so on, on `members` (all nodes); what they keep as in
+        `Log.retain`. Raises `GroupExists` when it is there with another number of partitions, or a log of such a name
+        with another definition; `Refused` when such a log has records of its own."""
+        values = {
+            "name": self.name,
+            "partitions": partitions,
+            "members": sorted(members or ()),
+            "options": _options(age, bytes, records),
+        }
+        return await self._finish(await self._tell("create", values))
+
+    async def grow(self, partitions: int) -> Row:
+        """Add partitions until there are so many. Keys move to new partitions only, and consumers read them in order:
+        a new partition is read when everything before it was."""
+        row = await self.describe()
+        if row.state in (MAKING, ADDING):
+            await self._finish(row)
+        return await self._finish(await self._tell("add", {"name": self.name, "partitions": partitions}))
+
+    async def retain(self, *, age: float = 0.0, bytes: int = 0, records: int = 0) -> Row:
+        """Say what each partition keeps from now on, as `Log.retain`; 0 is no limit."""
+        row = await self._tell("options", {"name": self.name, "options": _options(age, bytes, records)})
+        for one in row.partitions:
+            await self.yard.log(one.log).retain(age=age, bytes=bytes, records=records)
+        return row
+
+    async def purge(self) -> int:
+        """Drop all records that are in the topic; return how many those were."""
+        count = 0
+        for one in (await self.describe()).live:
+            log = self.yard.log(one.log)
+            start, end = await log.latest()
+            await log.truncate(end)
+            count += end - start
+        return count
+
+    async def delete(self) -> None:
+        """Delete the topic with all of its logs. Offsets of consumer groups are of no more use, and are forgotten with
+        their groups."""
+        row = await self._tell("delete", {"name": self.name})
+        for one in row.partitions:
+            try:
+                await self.yard.delete(one.log)
+            except UnknownGroup:
+                # By whoever began this.
+                continue
+        self._routing = None
+        try:
+            await self._tell("deleted", {"id": row.id})
+        except LogyardError as error:
+            if error.code != "unknown_topic":
+                raise
+
+    # How it comes to be
+
+    async def _tell(self, command: str, values: dict[str, Any]) -> Row:
+        data = section_command(command, values, os.urandom(16))
+        try:
+            reply = await self.yard.machine(TOPICS_LOG).command(data)
+        except UnknownGroup:
+            await system_group(self.yard, TOPICS_LOG, "topics")
+            reply = await self.yard.machine(TOPICS_LOG).command(data)
+        return topic_of(section_answer(reply))
+
+    async def _finish(self, row: Row) -> Row:
+        """Do what is left of an intent; it may be done by several at once."""
+        if row.state == MAKING:
+            await self._make(row, [one.number for one in row.partitions])
+            for one in row.partitions:
+                await self.yard.run(partition_call(one.log, open_command(row.id, row.epoch, one.number, row.layout)))
+            return await self._tell("made", {"id": row.id, "uids": await self._uids(row)})
+        if row.state == ADDING and row.coming is not None:
+            epoch, layout, new = row.coming
+            await self._make(row, new)
+            logs = {one.number: one.log for one in row.partitions}
+            for number in new:
+                # From now on it knows what a topic's record is, so that those who come too early are told to wait.
+                await self.yard.run(partition_call(logs[number], inherit_command(row.id, [])))
+            fences = []
+            for one in row.live:
+                reply = await self.yard.run(partition_call(one.log, fence_command(row.id, epoch, one.number, layout)))
+                fences.append((one.number, FENCED.unpack(reply)[0]))
+                asked = msgpack.packb(["producers"])
+                producers = msgpack.unpackb(await self.yard.log(one.log).query(asked, consistency="linearizable"))
+                for at in range(0, len(producers), INHERIT_ROWS):
+                    for number in new:
+                        some = inherit_command(row.id, producers[at : at + INHERIT_ROWS])
+                        await self.yard.run(partition_call(logs[number], some))
+            for number in new:
+                await self.yard.run(partition_call(logs[number], open_command(row.id, epoch, number, layout)))
+            values = {"id": row.id, "epoch": epoch, "fences": fences, "uids": await self._uids(row)}
+            row = await self._tell("added", values)
+            self._routing = None
+        return row
+
+    async def _make(self, row: Row, numbers: Sequence[int]) -> None:
+        names = [one.log for one in row.partitions if one.number in numbers]
+        await self.yard.create_many(names, members=row.members or None)
+        if row.options:
+            for name in names:
+                await self.yard.log(name).retain(**row.options)
+
+    async def _uids(self, row: Row) -> list[tuple[int, int]]:
+        return [(one.number, int((await self.yard.locate(one.log))["uid"])) for one in row.partitions]
+
+
+class TopicProducer:
+    """An idempotent producer, made by `Topic.producer`."""
+
+    __slots__ = ("number", "last", "_topic")
+
+    def __init__(self, topic: Topic, number: int, last: int) -> None:
+        self.number = number
+        self.last = last
+        self._topic = topic
+
+    async def send(
+        self, key: Buffer, metadata: Buffer = b"", payload: Buffer | None = None, *, sequence: int | None = None
+    ) -> Sent:
+        """Append one record unless this producer wrote that sequence (default: the next one) before; return where it
+        lies. The offset is -1 for one that was written, it is not known where."""
+        chosen = self.last + 1 if sequence is None else sequence
+        if not 0 < chosen <= NUMBER_MAX:
+            raise BadRequest("a sequence is a number from 1 up")
+        self.last = max(self.last, chosen)
+        return await self._topic.produce(self.number, chosen, key, metadata, payload)
+
+
+def _options(age: float, size: int, records: int) -> dict[str, float | int]:
+    return {name: value for name, value in (("age", age), ("bytes", size), ("records", records)) if value}

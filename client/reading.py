@@ -1,0 +1,190 @@
+"""What a member of a consumer group knows: its standing, the partitions that it reads, and how far. Sans-IO.
+
+Invariants: a record is given only of a partition that is owned and not asked back; `done` is behind the last record
+that the loop came back from, `given` behind the last one that it was given, `committed` is what a coordinator counted:
+committed <= done <= given. A partition that is asked back is given up when all that was given of it is committed. Used
+by the consumers of all faces (`_async.consumer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from logyard.protocol.groups import NO_OFFSET, Commit, Key, Owned, Shape, Standing
+from logyard.protocol.records import Page, Record
+from logyard.protocol.topics import Topic, opened_envelope
+
+STARTS = ("earliest", "latest", "error")
+
+
+class Consumed:
+    """A record of a topic. `key` is None for one that was sent without; the rest is as in `records.Record`."""
+
+    __slots__ = ("topic", "partition", "epoch", "offset", "key", "metadata", "record")
+
+    def __init__(self, topic: str, partition: int, epoch: int, record: Record) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.epoch = epoch
+        self.offset = record.offset
+        self.key, self.metadata = opened_envelope(record.metadata)
+        self.record = record
+
+    @property
+    def payload(self) -> bytes | None:
+        """The body, a copy; None for a record without one."""
+        return self.record.payload
+
+    @property
+    def timestamp(self) -> int:
+        """Log time of its partition when it was appended, in ms since 1970."""
+        return self.record.timestamp
+
+    def __repr__(self) -> str:
+        return f"<{self.topic}.{self.partition} @{self.offset} key={self.key!r}>"
+
+
+class Committed(NamedTuple):
+    """What a commit came to: `offsets` by partition, as they count now; `lost`: partitions that others own by now, who
+    read them from what was committed before."""
+
+    offsets: dict[int, int]
+    lost: tuple[int, ...]
+
+
+class Reading:
+    """One partition that is owned. `known`: where to read from is clear."""
+
+    __slots__ = ("key", "epoch", "log", "known", "given", "done", "committed", "revoking", "records", "following")
+
+    def __init__(self, owned: Owned, log: str) -> None:
+        self.key = owned.key
+        self.epoch = owned.epoch
+        self.log = log
+        self.known = owned.offset != NO_OFFSET
+        self.revoking = owned.revoking
+        self.records: Iterator[Record] = iter(())
+        self.committed = self.done = self.given = self.following = max(owned.offset, 0)
+
+    @property
+    def number(self) -> int:
+        """The partition's number."""
+        return self.key[1]
+
+    def begin(self, offset: int) -> None:
+        """Read from here on."""
+        self.done = self.given = self.following = offset
+        self.records, self.known = iter(()), True
+
+    def fill(self, page: Page) -> None:
+        """Take records that were fetched."""
+        self.records, self.following = iter(page), page.next
+
+    def ask_back(self) -> None:
+        """Note that it is to be given up: what was fetched is for whoever is next."""
+        self.revoking, self.records = True, iter(())
+
+    def give(self, offset: int) -> None:
+        """Note that the loop got this record."""
+        self.given = offset + 1
+
+    def finish(self, offset: int) -> None:
+        """Note that the loop is done with everything up to this record."""
+        self.done = max(self.done, min(offset + 1, self.given))
+
+    def count(self, offset: int) -> None:
+        """Note what a coordinator counted."""
+        self.committed = max(self.committed, offset)
+
+    @property
+    def settled(self) -> bool:
+        """All that was given of it is committed."""
+        return (self.known and self.given == self.committed) or not self.known
+
+
+class Membership:
+    """The standing of a member. `member` 0: it has none. `lease`: until when it may give records, on its own clock."""
+
+    __slots__ = ("member", "version", "lease", "readings", "revision")
+
+    def __init__(self) -> None:
+        self.member = 0
+        self.version = 0
+        self.lease = 0.0
+        self.readings: dict[Key, Reading] = {}
+        self.revision = 0
+
+    def lose(self) -> None:
+        """Own nothing, as no member."""
+        self.member = self.version = 0
+        self.lease = 0.0
+        self.readings = {}
+
+    def hold(self, until: float) -> None:
+        """Note that the coordinator answered."""
+        self.lease = max(self.lease, until)
+
+    def become(self, member: int) -> None:
+        """Be a member."""
+        self.member, self.version = member, 0
+
+    def take(self, standing: Standing, row: Topic) -> None:
+        """Take what the coordinator answered, unless something newer is known."""
+        if standing.member != self.member:
+            return
+        self.revision = max(self.revision, standing.revisions.get(row.id, 0))
+        if standing.owned is None or standing.version < self.version:
+            return
+        self.version = standing.version
+        logs = {one.number: one.log for one in row.partitions}
+        found = {}
+        for owned in standing.owned:
+            reading = self.readings.get(owned.key)
+            if reading is None or reading.epoch != owned.epoch:
+                log = logs.get(owned.key[1])
+                if log is None:
+                    # A partition that this process has not heard of yet: it asks, and then is told again.
+                    self.version, self.revision = 0, max(self.revision, row.revision + 1)
+                    continue
+                reading = Reading(owned, log)
+            if owned.revoking and not reading.revoking:
+                reading.ask_back()
+            found[owned.key] = reading
+        self.readings = found
+
+    def owns(self, reading: Reading) -> bool:
+        """Return whether this is still its partition, in this ownership."""
+        return self.readings.get(reading.key) is reading
+
+    def commits(self) -> list[Commit]:
+        """Return what may be committed, and is not."""
+        return [
+            Commit(one.key, one.epoch, one.done)
+            for one in self.readings.values()
+            if one.known and one.done > one.committed
+        ]
+
+    def confirms(self) -> list[tuple[Key, int]]:
+        """Return what can be given up now."""
+        return [(one.key, one.epoch) for one in self.readings.values() if one.revoking and one.settled]
+
+    def counted(self, commits: Sequence[Commit], refused: Sequence[Key]) -> Committed:
+        """Take note of what came of commits."""
+        lost = set(refused)
+        offsets = {}
+        for one in commits:
+            if one.key in lost:
+                continue
+            offsets[one.key[1]] = one.offset
+            reading = self.readings.get(one.key)
+            if reading is not None and reading.epoch == one.epoch:
+                reading.count(one.offset)
+        return Committed(offsets, tuple(sorted(key[1] for key in lost if any(one.key == key for one in commits))))
+
+
+def shape_of(row: Topic) -> Shape:
+    """Return a topic as its groups need to know it."""
+    return Shape(
+        row.id, row.name, row.revision, tuple((one.number, one.zone, one.sources) for one in row.live)
+    )  # fmt: skip

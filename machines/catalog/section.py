@@ -1,0 +1,160 @@
+"""A section of the catalogue: rows, the commands that change them, and how they are kept, with a version of its own.
+
+`Catalog` hosts sections and knows nothing of what is in them; only a section decodes its own rows and commands.
+Invariant: a command of a section either changes everything that it is about or raises `Reject` and changes nothing, so
+it checks first and writes after. A section that needs another one is given, at its construction, a protocol that it
+declares itself, and keeps to check-then-write across both. Rows live in `Table`s, which encode themselves in shards: a
+shard that nothing happened to gives the same bytes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+import msgpack
+
+ROWS_PER_SHARD = 512
+"""Some 64 KiB of rows of logs; numbers are never reused, so a row never changes its shard."""
+
+
+class At(NamedTuple):
+    """Where a command stands: the only clock is `now`, the leader's log time in ms since 1970; `version` is the
+    section's that is in force."""
+
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
+    now: int
+    version: int
+
+
+class Section(Protocol):
+    """What the catalogue hosts."""
+
+    name: ClassVar[str]
+    """In commands, and in the names of its shards: letters only."""
+    version: ClassVar[int]
+    """The newest that this code knows; the first one is 1."""
+    commands: ClassVar[Collection[str]]
+    """What `apply` takes."""
+    questions: ClassVar[Collection[str]]
+    """What `ask` answers."""
+
+    def apply(self, at: At, command: str, values: Mapping[str, Any]) -> Any:
+        """Apply one of `commands`; return plain values. Raises `Reject`: then nothing has changed."""
+        ...
+
+    def ask(self, question: str, values: Mapping[str, Any]) -> Any:
+        """Answer one of `questions` from this member's state, in plain values. Raises `Reject`."""
+        ...
+
+    def snapshot(self) -> Mapping[str, bytes]:
+        """Return the shards by name; those that nothing happened to since the last time are the same objects."""
+        ...
+
+    def restore(self, shards: Mapping[str, bytes], version: int) -> None:
+        """Take the place of what shards say that were written in `version`; called once, on a fresh section."""
+        ...
+
+    def upgrade(self, from_version: int, to_version: int) -> None:
+        """Go on as a newer version: at this index on every member."""
+        ...
+
+
+Row = TypeVar("Row")
+
+
+class Table(Generic[Row]):
+    """Rows by number, kept as bytes, encoded in shards of `ROWS_PER_SHARD` numbers. Numbers are given out once.
+
+    `make` builds a row of the values that were packed: tuples come back as tuples, at any depth. A row is never
+    changed in place: `put` another one.
+    """
+
+    __slots__ = ("name", "next", "_make", "_shards", "_encoded", "_count")
+
+    def __init__(self, name: str, make: Callable[..., Row], first: int = 1) -> None:
+        self.name = name
+        self.next = first
+        self._make = make
+        self._shards: dict[int, dict[int, bytes]] = {}
+        self._encoded: dict[int, bytes] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._shards.get(number // ROWS_PER_SHARD, ())
+
+    def __iter__(self) -> Iterator[tuple[int, Row]]:
+        """Yield (number, row), by number."""
+        for shard in sorted(self._shards):
+            for number, data in sorted(self._shards[shard].items()):
+                yield number, self._unpacked(data)
+
+    def get(self, number: int) -> Row | None:
+        """Return a row, or None."""
+        data = self._shards.get(number // ROWS_PER_SHARD, {}).get(number)
+        return None if data is None else self._unpacked(data)
+
+    def add(self, row: Row) -> int:
+        """Store a row under a number that no row ever had, and return it."""
+        number = self.next
+        self.put(number, row)
+        return number
+
+    def put(self, number: int, row: Row) -> None:
+        """Store a row, in place of the one of that number."""
+        shard = self._shards.setdefault(number // ROWS_PER_SHARD, {})
+        self._count += number not in shard
+        shard[number] = msgpack.packb(row)
+        self._encoded.pop(number // ROWS_PER_SHARD, None)
+        self.next = max(self.next, number + 1)
+
+    def skip(self, number: int) -> None:
+        """Give out no number up to this one: somebody has it already."""
+        self.next = max(self.next, number + 1)
+
+    def drop(self, number: int) -> None:
+        """Forget a row; its number is not given out again."""
+        key = number // ROWS_PER_SHARD
+        shard = self._shards.get(key, {})
+        if shard.pop(number, None) is not None:
+            self._count -= 1
+            self._encoded.pop(key, None)
+        if not shard:
+            self._shards.pop(key, None)
+
+    def shards(self) -> dict[str, bytes]:
+        """Return the whole table, by names that begin with its own."""
+        for key, shard in self._shards.items():
+            if key not in self._encoded:
+                self._encoded[key] = b"".join(msgpack.packb(number) + data for number, data in sorted(shard.items()))
+        found = {self.name: msgpack.packb(self.next)}
+        found |= {f"{self.name}-{key}": self._encoded[key] for key in sorted(self._encoded)}
+        return found
+
+    def restore(self, shards: Mapping[str, bytes]) -> None:
+        """Take the rows that `shards` gave, other tables' shards left aside. Raises ValueError for what is none."""
+        self.next = int(msgpack.unpackb(shards[self.name]))
+        for name, data in shards.items():
+            table, _, key = name.rpartition("-")
+            if table == self.name:
+                self._shards[int(key)] = rows = dict(_rows(data))
+                self._encoded[int(key)] = data
+                self._count += len(rows)
+                if any(number // ROWS_PER_SHARD != int(key) or number >= self.next for number in rows):
+                    raise ValueError(f"shard {name!r} has rows of another one")
+
+    def _unpacked(self, data: bytes) -> Row:
+        return self._make(*msgpack.unpackb(data, use_list=False, strict_map_key=False))
+
+
+def _rows(data: bytes) -> Iterable[tuple[int, bytes]]:
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker.feed(data)
+    while unpacker.tell() < len(data):
+        number = unpacker.unpack()
+        first = unpacker.tell()
+        unpacker.skip()
+        yield number, data[first : unpacker.tell()]

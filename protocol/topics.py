@@ -1,0 +1,266 @@
+"""Topics as they travel: rows, the layout of slots, the envelope of a key, commands of partition logs and of the
+catalogue's section.
+
+A key lies in one of 16,384 slots, a slot in one partition, a partition in one log. Which slot is where is the topic's
+*layout*, of an *epoch* that rises with each change: an append says by which epoch it was routed, and a log that was
+fenced at a later one refuses it. Pure; used by clients, `machines.catalog.topics` and `machines.log`.
+docs/wire-client.md has every format.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from .errors import BadRequest, LogyardError, error_of
+from .frame import Buffer
+
+SLOTS = 16_384
+PARTITIONS_MAX = 1024
+"""Of one topic."""
+NAME = re.compile(r"(?!_)[A-Za-z0-9._-]{1,120}")
+"""Of a topic; a log's name has 128 characters."""
+KEY_BYTES_MAX = 1024
+TOPICS_LOG = "_topics"
+"""The group that keeps the topics where no catalogue does."""
+SECTION = "topics"
+MAKING, LIVE, ADDING, DELETING = "making", "live", "adding", "deleting"
+
+ENVELOPE = struct.Struct("<BBH")
+"""Before a record's metadata: `MAGIC`, flags (1: there is a key), bytes of the key. The key follows."""
+MAGIC = 0xF5
+HAS_KEY = 1
+
+KEYED_APPEND = struct.Struct("<BQQ")
+KEYED_APPEND_CODE = 10
+"""KEYED_APPEND_CODE, the topic's id, the epoch of the layout by which its records were routed."""
+KEYED_PRODUCE = struct.Struct("<BQQQQ")
+KEYED_PRODUCE_CODE = 11
+"""The same, and a producer with its sequence."""
+FENCE = struct.Struct("<BQQI")
+FENCE_CODE = 12
+"""FENCE_CODE, the topic's id, the new epoch, the partition's number; the new layout, packed. Its reply is FENCED."""
+INHERIT = struct.Struct("<BQ")
+INHERIT_CODE = 13
+"""INHERIT_CODE, the topic's id; producers' windows, packed: before OPEN, into a new partition's log."""
+OPEN = struct.Struct("<BQQI")
+OPEN_CODE = 14
+"""As FENCE, of a log that becomes a partition: from then on it takes keyed appends."""
+FENCED = struct.Struct("<Q")
+"""Where the log ended when it was fenced, or opened, at that epoch."""
+PARTITION_CODES = (FENCE_CODE, INHERIT_CODE, OPEN_CODE)
+STALE_PARTITIONS = "stale_partitions"
+PARTITION_OPENING = "partition_opening"
+
+Layout = tuple[tuple[int, int], ...]
+"""Runs of (slots, partition) in the order of slots; together `SLOTS`."""
+
+
+class Partition(NamedTuple):
+    """One log of a topic. `sources`: (partition, offset of its fence) of those that its slots came from: whoever reads
+    in a key's order has read them up to there before this."""
+
+    number: int
+    log: str
+    uid: int = 0
+    zone: str = ""
+    sources: tuple[tuple[int, int], ...] = ()
+
+
+class Topic(NamedTuple):
+    """A row of the section. `revision` rises with every change of any topic. While partitions are added (`adding`)
+    `layout` and `epoch` are the old ones, and `coming` has the new ones and the numbers of the new partitions."""
+
+    id: int
+    name: str
+    revision: int
+    state: str
+    epoch: int
+    layout: Layout
+    partitions: tuple[Partition, ...]
+    next_partition: int
+    members: tuple[int, ...] = ()
+    options: Mapping[str, Any] = {}
+    coming: tuple[int, Layout, tuple[int, ...]] | None = None
+
+    @property
+    def live(self) -> tuple[Partition, ...]:
+        """The partitions that take records: all but those that are being added."""
+        new = self.coming[2] if self.coming is not None else ()
+        return tuple(one for one in self.partitions if one.number not in new)
+
+
+def partition_log(topic: str, number: int) -> str:
+    """Return the name of a partition's log."""
+    return f"{topic}.{number}"
+
+
+def check_topic_name(name: str) -> str:
+    """Return a topic's name. Raises `BadRequest`."""
+    if not NAME.fullmatch(name):
+        raise BadRequest(f"{name[:128]!r} is no topic: at most 120 letters, digits, '.', '_', '-', not '_' first")
+    return name
+
+
+# Layouts
+
+
+def first_layout(partitions: Sequence[int]) -> Layout:
+    """Return the layout of a new topic: slots in even runs."""
+    count = len(partitions)
+    return tuple((SLOTS * (at + 1) // count - SLOTS * at // count, one) for at, one in enumerate(partitions))
+
+
+def grown_layout(layout: Layout, new: Sequence[int]) -> Layout:
+    """Return a layout in which the partitions `new` have their even share, taken from the others: no slot moves from
+    an old one to another old one."""
+    old = sorted({partition for _, partition in layout})
+    count = len(old) + len(new)
+    held = {one: sum(slots for slots, owner in layout if owner == one) for one in old}
+    wanted = [SLOTS * (at + 1) // count - SLOTS * at // count for at in range(len(new))]
+    give = dict.fromkeys(old, 0)
+    # Whoever has most gives next.
+    richest = [(-held[one], one) for one in old]
+    heapq.heapify(richest)
+    for _ in range(sum(wanted)):
+        has, one = richest[0]
+        give[one] += 1
+        heapq.heapreplace(richest, (has + 1, one))
+    slots = slots_of(layout)
+    takers = [one for one, share in zip(new, wanted, strict=True) for _ in range(share)]
+    # The last slots of each go, so that what stays is one run.
+    for slot in range(SLOTS - 1, -1, -1):
+        if give.get(slots[slot], 0):
+            give[slots[slot]] -= 1
+            slots[slot] = takers.pop()
+    return runs_of(slots)
+
+
+def slots_of(layout: Layout) -> list[int]:
+    """Return the partition of each slot."""
+    return [partition for slots, partition in layout for _ in range(slots)]
+
+
+def runs_of(slots: Iterable[int]) -> Layout:
+    """Return the layout that puts each slot there."""
+    found: list[tuple[int, int]] = []
+    for one in slots:
+        if found and found[-1][1] == one:
+            found[-1] = (found[-1][0] + 1, one)
+        else:
+            found.append((1, one))
+    return tuple(found)
+
+
+def pack_layout(layout: Layout) -> bytes:
+    """Return a layout as a FENCE carries it."""
+    data: bytes = msgpack.packb(layout)
+    return data
+
+
+def unpack_layout(data: bytes) -> Layout:
+    """Return a layout as it was packed. Raises `BadRequest`."""
+    try:
+        found = tuple((int(slots), int(partition)) for slots, partition in msgpack.unpackb(data))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise BadRequest("a layout is a list of (slots, partition)") from error
+    if sum(slots for slots, _ in found) != SLOTS or min(slots for slots, _ in found) < 1:
+        raise BadRequest(f"a layout has {SLOTS} slots")
+    return found
+
+
+# The envelope
+
+
+def enveloped(key: Buffer | None, metadata: Buffer) -> bytes:
+    """Return a record's metadata with its key in front. Raises `BadRequest`."""
+    if key is None:
+        return ENVELOPE.pack(MAGIC, 0, 0) + bytes(metadata)
+    if len(key) > KEY_BYTES_MAX:
+        raise BadRequest(f"a key has at most {KEY_BYTES_MAX} bytes, not {len(key)}")
+    return b"".join((ENVELOPE.pack(MAGIC, HAS_KEY, len(key)), key, metadata))
+
+
+def opened_envelope(metadata: bytes) -> tuple[bytes | None, bytes]:
+    """Return (key, metadata) of a record of a partition; what has no envelope was appended to the log directly."""
+    if len(metadata) < ENVELOPE.size or metadata[0] != MAGIC:
+        return None, metadata
+    _, flags, size = ENVELOPE.unpack_from(metadata)
+    end = ENVELOPE.size + size
+    if flags & ~HAS_KEY or end > len(metadata):
+        return None, metadata
+    return (metadata[ENVELOPE.size : end] if flags & HAS_KEY else None), metadata[end:]
+
+
+# Commands of partition logs
+
+
+def keyed_append_command(topic: int, epoch: int) -> bytes:
+    """Return the command of records that were routed by the layout of that epoch."""
+    return KEYED_APPEND.pack(KEYED_APPEND_CODE, topic, epoch)
+
+
+def keyed_produce_command(topic: int, epoch: int, producer: int, sequence: int) -> bytes:
+    """Return the same, unless this producer wrote that sequence before."""
+    return KEYED_PRODUCE.pack(KEYED_PRODUCE_CODE, topic, epoch, producer, sequence)
+
+
+def fence_command(topic: int, epoch: int, partition: int, layout: Layout) -> bytes:
+    """Return the command that makes a partition's log refuse what was routed before `epoch`."""
+    return FENCE.pack(FENCE_CODE, topic, epoch, partition) + pack_layout(layout)
+
+
+def inherit_command(topic: int, producers: Sequence[Any]) -> bytes:
+    """Return the command by which a log that is not open yet learns what its sources' producers wrote."""
+    return INHERIT.pack(INHERIT_CODE, topic) + bytes(msgpack.packb(producers))
+
+
+def open_command(topic: int, epoch: int, partition: int, layout: Layout) -> bytes:
+    """Return the command that makes a log a topic's partition."""
+    return OPEN.pack(OPEN_CODE, topic, epoch, partition) + pack_layout(layout)
+
+
+# The catalogue's section
+
+
+def section_command(command: str, values: Mapping[str, Any], request: bytes) -> bytes:
+    """Return a command of the section `topics`, as the catalogue's machine takes it."""
+    data: bytes = msgpack.packb([SECTION, 1, command, values, request])
+    return data
+
+
+def section_question(question: str, values: Mapping[str, Any]) -> bytes:
+    """Return a question to the section."""
+    data: bytes = msgpack.packb([SECTION, question, values])
+    return data
+
+
+def section_answer(reply: bytes) -> Any:
+    """Return what a command or a question came to. Raises the `LogyardError` that it was refused with."""
+    code, value = msgpack.unpackb(reply, use_list=False, strict_map_key=False)
+    if code is None:
+        return value
+    raise error_of({"code": code, "message": value, "retry": "never"})
+
+
+def topic_of(packed: Sequence[Any]) -> Topic:
+    """Return a row as `packed_topic` gave it, its arrays as tuples. Raises `LogyardError`."""
+    try:
+        number, name, revision, state, epoch, layout, partitions, following, members, options, coming = packed
+        found = Topic(
+            number, name, revision, state, epoch, layout, tuple(Partition(*one) for one in partitions), following,
+            members, options, coming,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise LogyardError(f"a topic's row cannot be read: {error!r}") from error
+    return found
+
+
+def packed_topic(topic: Topic) -> list[Any]:
+    """Return a row as plain values."""
+    return [*topic[:6], [tuple(one) for one in topic.partitions], *topic[7:]]

@@ -1,0 +1,440 @@
+"""What a node does of itself for the catalogue: finds it or founds it, says who it is, reports what it leads, imports
+what the catalogue does not know, lets go what was deleted, and, where it leads, looks after the catalogue's members.
+
+Everything is read from this node's own copy and compared with what is here, so a look that was cut off is made up for
+by the next one; nothing is asked of a group. Invariants: there is one founder, the lowest number that this node is
+configured with, and its uid is derived from the cluster's name; a look that fails leaves the data plane alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping, Sequence, Set
+from itertools import islice
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import trio
+
+from logyard.engine.raft.core import LEADER
+from logyard.engine.replica.member import Member
+from logyard.engine.types import Spec
+from logyard.machines.catalog import Catalog
+from logyard.machines.catalog.logs import DELETING, MAKING, RESERVED, UNDOING, Log, Logs
+from logyard.machines.catalog.nodes import Nodes
+from logyard.machines.catalog.plan import Plan as PlanSection
+from logyard.protocol.errors import Busy, LogyardError
+
+from .calls import CatalogCalls
+from .electorate import next_step
+from .mover import UNDO, Mover
+from .planner import Plan
+from .reconciler import doing, planned
+from .silence import REPLACE_AFTER_S, Silence, too_many
+
+log = logging.getLogger(__name__)
+
+VERSIONS: Mapping[str, int] = MappingProxyType({"catalog": 1})
+"""What a node of this release says that it knows."""
+LOOK_S = 1.0
+LED_MAX = 5000
+"""Groups that a node names as led by it."""
+PLAN_LOOKS = 10
+"""A plan is made once in so many looks: of a hundred thousand logs it is a second's work."""
+REPORTS_MAX = 2000
+"""Groups in one command: some 100 KiB."""
+WOKEN_MAX = 64
+"""Sleeping groups that are woken in a look, once in their lives, to be imported."""
+SCAN_S = 60.0
+"""How often sleeping groups are looked through: there may be a hundred thousand."""
+HELLO_S = 2.0
+FINISH_S = 30.0
+"""After so long the catalogue's leader finishes a creation whose creator says nothing."""
+
+
+def catalog_uid(cluster: str, incarnation: int = 0) -> int:
+    """Return the number of a cluster's catalogue: the same wherever it is asked."""
+    digest = hashlib.blake2b(f"{cluster}/{incarnation}".encode(), digest_size=8, person=b"logyard catalog")
+    return int.from_bytes(digest.digest(), "little") | 1
+
+
+def catalog_of(member: Member | None) -> Catalog | None:
+    """Return the state that a member holds, if it is whole."""
+    machine = member.machine if member is not None else None
+    return machine if isinstance(machine, Catalog) else None
+
+
+def logs_of(catalog: Catalog) -> Logs:
+    """Return the catalogue's logs."""
+    found = catalog.sections["logs"]
+    assert isinstance(found, Logs)
+    return found
+
+
+def plan_of(catalog: Catalog) -> PlanSection:
+    """Return the catalogue's plan."""
+    found = catalog.sections["plan"]
+    assert isinstance(found, PlanSection)
+    return found
+
+
+def nodes_of(catalog: Catalog) -> Nodes:
+    """Return the catalogue's nodes."""
+    found = catalog.sections["nodes"]
+    assert isinstance(found, Nodes)
+    return found
+
+
+class Registry(Protocol):
+    """Who makes groups on this node and on others: `engine.host.groups.GroupRegistry`."""
+
+    async def found(self, spec: Spec) -> str:
+        """Make a group of this node alone; return why not, or nothing."""
+        ...
+
+    async def take_back(self, uids: Sequence[int]) -> None:
+        """Let none of these be born here."""
+        ...
+
+    async def delete(self, uids: Sequence[int], tell: bool = True) -> None:
+        """Let groups go."""
+        ...
+
+
+class Here(NamedTuple):
+    """This node, and its groups."""
+
+    node_id: int
+    cluster: str
+    said: Callable[[], Mapping[str, Any]]
+    """What it says of itself: directory, addresses, epoch, versions, space, labels."""
+    names: MutableMapping[str, int]
+    members: Mapping[int, Member]
+    asleep: Callable[[], Iterable[int]]
+    """Groups that sleep under this node."""
+    find: Callable[[int], Member | None]
+    """A group's member, woken."""
+    has: Callable[[int], bool]
+    live: Set[int]
+    configured: Collection[int]
+    """The nodes of its configuration, this one among them."""
+
+
+class Doors(NamedTuple):
+    """What the keeper does things by."""
+
+    say: Callable[[int, Mapping[str, Any]], bool]
+    """Tell a node whom this one hears."""
+
+    calls: CatalogCalls
+    mover: Mover
+    registry: Registry
+    finish: Callable[[Sequence[Log]], Awaitable[None]]
+    """Finish creations."""
+    change: Callable[[str, Sequence[tuple[str, int]]], Awaitable[object]]
+    """Change a group's members, on its leader."""
+    meet: Callable[[int, str, str], Awaitable[None]]
+    """Take note of a node's peer and client addresses."""
+    part: Callable[[int], Awaitable[None]]
+    """Know a node no more."""
+
+
+class Keeper:
+    """One node's."""
+
+    def __init__(
+        self, here: Here, doors: Doors, look_s: float = LOOK_S, replace_after_s: float = REPLACE_AFTER_S
+    ) -> None:
+        self.uid = catalog_uid(here.cluster)
+        self.trouble = ""
+        """Why there is no catalogue here yet, or why the last look was not whole; nothing when all is well."""
+        self._here = here
+        self._doors = doors
+        self._look_s = look_s
+        self._replace_after_s = replace_after_s
+        # By uid of groups led here: the configuration index that the catalogue has.
+        self._reported: dict[int, int] = {}
+        self._term = 0
+        # By uid of creations: since when this node sees them, by the monotonic clock.
+        self._making: dict[int, float] = {}
+        self._silence: Silence | None = None
+        self._scan_at = 0.0
+        self._said: dict[int, Mapping[str, Any]] = {}
+        # By node: whom it hears, by its last word.
+        self.views: dict[int, frozenset[int]] = {}
+        self._others: dict[int, int] = {}
+        self._leads: dict[int, list[int]] = {}
+        self._plan_at = 0.0
+        self._stir = trio.Event()
+
+    def member(self) -> Member | None:
+        """Return this node's member of the catalogue. A group of the name that is somebody's own is none."""
+        found = self._here.members.get(self.uid)
+        return found if found is not None and found.spec.name == RESERVED else None
+
+    @property
+    def catalog(self) -> Catalog | None:
+        """Return what this node knows of the catalogue."""
+        return catalog_of(self.member())
+
+    def stir(self) -> None:
+        """Look now."""
+        self._stir.set()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look, once in a while, until cancelled."""
+        task_status.started()
+        while True:
+            try:
+                await self._look()
+            except LogyardError as error:
+                self._complain(str(error))
+            self._stir = trio.Event()
+            with trio.move_on_after(self._look_s):
+                await self._stir.wait()
+
+    def _complain(self, trouble: str) -> None:
+        if trouble and trouble != self.trouble:
+            log.warning("the catalogue: %s", trouble)
+        self.trouble = trouble
+
+    async def _look(self) -> None:
+        self._tell()
+        if self.catalog is None:
+            self._complain(await self._find())
+            await self._introduce(None)
+            return
+        catalog, trouble = self.catalog, ""
+        for part in (self._introduce, self._acquaint, self._lead, self._report, self._let_go, self._move):
+            try:
+                await part(catalog)
+            except Busy:
+                raise
+            except LogyardError as error:
+                # Who is refused under its number, say, still has groups to report.
+                trouble = trouble or str(error)
+        self._complain(trouble or self._other_founder())
+
+    # What nodes tell one another.
+
+    def _tell(self) -> None:
+        """Tell the other nodes whom this one hears, where they have not heard it."""
+        here, member = self._here, self.member()
+        plain = {"live": sorted(here.live), "founded": _founding(member)}
+        leader = member.raft.leader if member is not None else 0
+        for node in here.live - {here.node_id}:
+            view = {**plain, "led": self._led()} if node == leader else plain
+            if self._said.get(node) != view and self._doors.say(node, view):
+                self._said[node] = view
+        for node in self._said.keys() - here.live:
+            del self._said[node]
+
+    def _led(self) -> list[int]:
+        """Return groups that this node leads, those that are awake."""
+        led = (uid for uid, member in self._here.members.items() if member.raft.role == LEADER and uid != self.uid)
+        return sorted(islice(led, LED_MAX))
+
+    def leaders(self) -> dict[int, int]:
+        """Return who leads what, as far as the nodes that live have said."""
+        here = self._here
+        found = {uid: node for node in here.live & self._leads.keys() for uid in self._leads[node]}
+        return {**found, **dict.fromkeys(self._led(), here.node_id)}
+
+    def on_view(self, node: int, view: Mapping[str, Any]) -> None:
+        """Hear whom a node hears, and when its catalogue was founded."""
+        self.views[node] = frozenset(view["live"])
+        self._others[node] = view["founded"]
+        if "led" in view:
+            self._leads[node] = view["led"]
+
+    def _other_founder(self) -> str:
+        """Return a complaint when a node has a catalogue that another founder made, which has the same number."""
+        own = _founding(self.member())
+        nodes = sorted(node for node, founded in self._others.items() if founded not in (0, own))
+        return f"that of nodes {nodes} was founded by another node: see docs/operating.md" if own and nodes else ""
+
+    # Finding it, and being known.
+
+    async def _find(self) -> str:
+        """Found the catalogue, if that is this node's to do; return why there is none here."""
+        here = self._here
+        if here.names.get(RESERVED, self.uid) != self.uid:
+            return f"a log of this node is called {RESERVED!r}: rename or delete it, and the import goes on"
+        if here.node_id != min(here.configured):
+            return "not heard of yet"
+        if len(here.live & set(here.configured)) * 2 <= len(here.configured):
+            return "not founded yet: that takes a majority of the configured nodes"
+        spec = Spec(self.uid, RESERVED, "catalog", {}, (here.node_id,), time.time_ns() // 1_000_000)
+        return await self._doors.registry.found(spec)
+
+    async def _introduce(self, catalog: Catalog | None) -> None:
+        """Say who this node is, unless the catalogue has it so."""
+        here = self._here
+        said = here.said()
+        if catalog is not None:
+            row = nodes_of(catalog).rows.get(here.node_id)
+            if row is not None and all(getattr(row, key) == value for key, value in said.items()):
+                return
+        elif not here.live - {here.node_id}:
+            return
+        # Where nobody here knows who leads, whoever is asked may.
+        await self._doors.calls.change("nodes", "hello", {"node": here.node_id, **said}, HELLO_S)
+
+    async def _acquaint(self, catalog: Catalog) -> None:
+        """Know the other nodes by the addresses that the catalogue has."""
+        nodes = nodes_of(catalog)
+        for number, row in nodes.rows:
+            if number == self._here.node_id:
+                continue
+            if row.state == "removed":
+                await self._doors.part(number)
+            else:
+                await self._doors.meet(number, row.peer, row.client)
+
+    # What is here, and what the catalogue has of it.
+
+    async def _report(self, catalog: Catalog) -> None:
+        """Tell what groups led here have as members, where that is news; import those that nobody told of."""
+        here, logs, own = self._here, logs_of(catalog), self.member()
+        if own is not None and own.raft.term != self._term:
+            # Another leader, perhaps of a copy that was recovered and knows less than was told.
+            self._term, self._scan_at = own.raft.term, 0.0
+            self._reported.clear()
+        reports: list[Any] = []
+        imports: list[dict[str, Any]] = []
+        for uid, member in list(here.members.items()):
+            raft = member.raft
+            if raft.role != LEADER or not member.leading or self._reported.get(uid) == raft.base[0] or uid == self.uid:
+                continue
+            index, configuration = raft.base
+            if configuration.joint:
+                continue
+            index = max(index, 1)
+            row = logs.of_uid(uid)
+            if row is not None and row.seen >= index and row.state not in (MAKING, UNDOING):
+                self._reported[uid] = raft.base[0]
+            elif row is not None:
+                reports.append([uid, index, configuration.voters, configuration.learners])
+            else:
+                imports.append(_imported(member.spec, index, configuration.voters, configuration.learners))
+            if len(reports) + len(imports) >= REPORTS_MAX:
+                break
+        if time.monotonic() >= self._scan_at:
+            unknown = self._unknown(logs)
+            self._scan_at = 0.0 if len(unknown) == WOKEN_MAX else time.monotonic() + SCAN_S
+            for uid in unknown:
+                # It reports itself in a later look: who sleeps does not know its members.
+                here.find(uid)
+        if reports:
+            await self._doors.calls.change("logs", "report", {"logs": reports})
+        if imports:
+            await self._doors.calls.change("logs", "import", {"logs": imports})
+        if len(self._reported) > 2 * len(here.members) + REPORTS_MAX:
+            self._reported = {uid: index for uid, index in self._reported.items() if uid in here.members}
+
+    def _unknown(self, logs: Logs) -> list[int]:
+        """Return groups that sleep under this node and that the catalogue has not seen, `WOKEN_MAX` at most."""
+        rows = ((uid, logs.of_uid(uid)) for uid in self._here.asleep())
+        return list(islice((uid for uid, row in rows if row is None or not row.seen), WOKEN_MAX))
+
+    async def _let_go(self, catalog: Catalog) -> None:
+        """Let go what was deleted or is taken back, and say so; finish what nobody finishes, as the leader."""
+        here, registry = self._here, self._doors.registry
+        rows = logs_of(catalog).going_on()
+        gone: list[int] = []
+        for row in rows:
+            if row.state in (UNDOING, DELETING) and here.node_id in row.waiting:
+                if row.state == UNDOING:
+                    await registry.take_back([row.uid])
+                elif here.has(row.uid):
+                    await registry.delete([row.uid])
+                if not here.has(row.uid):
+                    gone.append(row.uid)
+        if gone:
+            await self._doors.calls.change("logs", "gone", {"uids": gone, "node": here.node_id})
+        now = time.monotonic()
+        self._making = {row.uid: self._making.get(row.uid, now) for row in rows if row.state == MAKING}
+        late = [row for row in rows if row.state == MAKING and now - self._making[row.uid] > FINISH_S]
+        if late and self._doors.calls.leads():
+            await self._doors.finish(late)
+
+    # Where it leads.
+
+    async def _lead(self, catalog: Catalog) -> None:
+        """Look after the catalogue itself, where it is led: whose it is, who is silent, who votes."""
+        member = self.member()
+        if member is None or not self._doors.calls.leads():
+            self._silence = None
+            return
+        nodes = nodes_of(catalog)
+        if nodes.uid != self.uid:
+            await self._doors.calls.change("nodes", "found", {"uid": self.uid, "nodes": sorted(self._here.configured)})
+        raft = member.raft
+        states = {number: row.state for number, row in nodes.rows}
+        if self._here.node_id not in states or raft.configuration_index > raft.commit:
+            return
+        caught_up = {node for node, progress in raft.progress.items() if progress.match >= raft.commit}
+        self._silence = self._silence or Silence(self._here.node_id, self._replace_after_s)
+        views = {**self.views, self._here.node_id: self._here.live}
+        zones = {number: row.zone for number, row in nodes.rows}
+        for name, node in self._silence.look(time.monotonic(), states, zones, raft.configuration.voters, views):
+            await self._doors.calls.change("nodes", name, {"node": node})
+        await self._reconcile(catalog)
+        changes = next_step(raft.configuration, states, self._here.live, caught_up)
+        if changes:
+            log.info("the catalogue's members change: %s", changes)
+            await self._doors.change(RESERVED, changes)
+
+    def plan(self) -> Plan | None:
+        """Return what the reconciler would do, by what this node knows."""
+        catalog = self.catalog
+        if catalog is None:
+            return None
+        moves = dict(plan_of(catalog).rows)
+        return planned(dict(nodes_of(catalog).rows), logs_of(catalog), self.leaders(), moves)
+
+    async def _reconcile(self, catalog: Catalog) -> None:
+        """Have moves begun, as far as there is room for them, and those given up that are in vain."""
+        now = time.monotonic()
+        if now < self._plan_at:
+            return
+        self._plan_at = now + PLAN_LOOKS * self._look_s
+        rows, change = plan_of(catalog), self._doors.calls.change
+        found = self.plan()
+        if rows.paused or found is None:
+            return
+        moves, logs = dict(rows.rows), logs_of(catalog)
+        todo = doing(
+            found, dict(nodes_of(catalog).rows), {move.uid: logs.of_uid(move.uid) for move in moves.values()}, moves
+        )
+        for number in todo.undo:
+            await change("plan", "step", {"number": number, "step": UNDO})
+        for number in todo.end:
+            await change("plan", "finish", {"number": number, "outcome": "its log is gone"})
+        if todo.propose:
+            await change("plan", "propose", {"moves": todo.propose})
+
+    async def _move(self, catalog: Catalog) -> None:
+        """Take the next step of moves of groups led here."""
+        rows = plan_of(catalog)
+        states = {number: row.state for number, row in nodes_of(catalog).rows}
+        zones = {number: row.zone for number, row in nodes_of(catalog).rows}
+        if len(rows.rows) and not rows.paused and not too_many(states, zones):
+            self._doors.mover.look(dict(rows.rows), self._here.live)
+
+
+def _founding(member: Member | None) -> int:
+    """Return what tells one founding from another; 0 for none. Two may be of the same millisecond."""
+    if member is None:
+        return 0
+    spec = member.spec
+    return int.from_bytes(hashlib.blake2b(f"{spec.created} {spec.voters}".encode(), digest_size=8).digest(), "little")
+
+
+def _imported(spec: Spec, index: int, voters: Sequence[int], learners: Sequence[int]) -> dict[str, Any]:
+    return {
+        "name": spec.name, "uid": spec.uid, "machine": spec.machine, "arguments": spec.arguments,
+        "members": spec.voters, "created": spec.created, "index": index, "voters": voters, "learners": learners,
+    }  # fmt: skip

@@ -1,0 +1,93 @@
+"""Where the cluster's nodes are reached: rows of this node's own meta store, used before the catalogue is there.
+
+A node's configuration is where it begins; what the catalogue says later counts. Called by the keeper, and by a start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgpack
+
+from logyard.engine.log.meta_rows import PLACES
+
+Address = tuple[str, int]
+
+
+class Network(Protocol):
+    """Who dials the other nodes."""
+
+    def add_peer(self, node: int, address: Address) -> None:
+        """Dial a node, there from now on."""
+        ...
+
+    def remove_peer(self, node: int) -> None:
+        """Know a node no more."""
+        ...
+
+
+class Place(NamedTuple):
+    """A node's addresses, as HOST:PORT."""
+
+    peer: str
+    client: str
+
+
+class Places:
+    """The other nodes' places, as this node has them. `store` makes rows of the meta store durable; `tell(node,
+    client)` has clients told of an address, or of none. A node that dials nobody has no `network`."""
+
+    def __init__(
+        self,
+        known: Mapping[int, Place],
+        network: Network | None,
+        store: Callable[[Sequence[tuple[bytes, bytes]]], Awaitable[None]],
+        tell: Callable[[int, str], None],
+    ) -> None:
+        self._known = dict(known)
+        self._network = network
+        self._store = store
+        self._tell = tell
+
+    async def meet(self, node: int, peer: str, client: str) -> None:
+        """Take note of a node's addresses: durable first, then used."""
+        place = Place(peer, client)
+        if not peer or self._known.get(node) == place:
+            return
+        self._known[node] = place
+        await self._store([encode(self._known)])
+        if self._network is not None:
+            self._network.add_peer(node, address(peer))
+        self._tell(node, client)
+
+    async def part(self, node: int) -> None:
+        """Know a node no more."""
+        if self._known.pop(node, None) is not None:
+            await self._store([encode(self._known)])
+            if self._network is not None:
+                self._network.remove_peer(node)
+            self._tell(node, "")
+
+
+def address(text: str) -> Address:
+    """Return (host, port) of HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def encode(known: Mapping[int, Place]) -> tuple[bytes, bytes]:
+    """Return the row of the meta store: ``[[node, peer, client], ...]``."""
+    return PLACES, msgpack.packb([[node, *place] for node, place in sorted(known.items())])
+
+
+def decode(row: bytes | None) -> dict[int, Place]:
+    """Return what a row says."""
+    rows: list[Any] = [] if row is None else msgpack.unpackb(row)
+    return {int(node): Place(peer, client) for node, peer, client in rows}
+
+
+def joined(directory: Path) -> Path:
+    """Return the file that says which node a directory became by joining."""
+    return directory / "joined.json"

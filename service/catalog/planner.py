@@ -1,0 +1,278 @@
+"""What the reconciler would do: a pure function from the catalogue's rows to moves, and to what it can't help.
+
+What is wanted of a log is compared with what was seen of it; nothing is asked of a group. In this order: members on
+dead nodes are replaced, what is short is filled up, nodes that drain are emptied, members spread over zones, then
+members and leaderships are evened, which only begins beyond a margin (`UNEVEN`) and ends at the even share, so nothing
+goes to and fro. System logs come first. Invariants: a plan has no move for a log without a majority that lives, none
+that makes a log smaller than what lives of it, none that ends a replica by deleting it, and none at all while
+`too_many` are silent; on what a plan leads to, planning again finds nothing. Called by the catalogue's leader, and
+shown by `logyard plan`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from math import ceil
+from typing import NamedTuple
+
+from logyard.machines.catalog.logs import LIVE, RESERVED, SYSTEM, Log
+from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, REMOVED, SILENT, Node
+
+from .silence import too_many
+
+UNEVEN = 1.05
+REPLACE, ADD, REMOVE, LEAD = "replace", "add", "remove", "lead"
+GONE = (DEAD, REMOVED)
+
+
+class Proposed(NamedTuple):
+    """A move: `source` and `target` are nodes, 0 for none."""
+
+    uid: int
+    name: str
+    kind: str
+    source: int
+    target: int
+    why: str
+
+
+class Stuck(NamedTuple):
+    """A log that the reconciler can't help, why, and what an operator may type."""
+
+    uid: int
+    name: str
+    why: str
+    hint: str
+
+
+class Plan(NamedTuple):
+    """Everything there is to do, the most urgent first. `held`: why none of it is begun, or nothing."""
+
+    moves: list[Proposed]
+    stuck: list[Stuck]
+    held: str
+
+
+class _Row:
+    """A log, and where its members are as the plan goes on."""
+
+    __slots__ = ("log", "voters", "moved")
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.voters = set(log.voters)
+        self.moved = False
+
+    def replace(self, source: int, target: int) -> None:
+        """Have another voter; 0: none."""
+        self.voters = (self.voters - {source}) | ({target} - {0})
+        self.moved = True
+
+
+class Planner:
+    """One plan. `leaders`: who leads, by uid; `moving`: logs that have a move under way, with the node that comes and
+    the one that goes (0 for none)."""
+
+    def __init__(
+        self,
+        nodes: Mapping[int, Node],
+        logs: Iterable[Log],
+        leaders: Mapping[int, int],
+        moving: Mapping[int, tuple[int, int]],
+    ) -> None:
+        self._nodes = nodes
+        self._states = {number: row.state for number, row in nodes.items()}
+        self._zones = {number: "" if row.zone == "-" else row.zone for number, row in nodes.items()}
+        self._targets = sorted(number for number, state in self._states.items() if state == ACTIVE)
+        self._leaders = leaders
+        self._moves: list[Proposed] = []
+        self._stuck: list[Stuck] = []
+        self._load: Counter[int] = Counter()
+        self._rows = [_Row(log) for log in logs if log.state == LIVE and log.seen and log.name != RESERVED]
+        self._rows.sort(key=lambda row: (not row.log.name.startswith(SYSTEM), row.log.uid))
+        for row in self._rows:
+            self._load.update(row.voters)
+            if row.log.uid in moving:
+                target, source = moving[row.log.uid]
+                self._count(source, target)
+                row.replace(source, target)
+
+    def plan(self) -> Plan:
+        """Return everything there is to do."""
+        for row in self._rows:
+            if not row.moved:
+                self._repair(row)
+        if not self._stuck or self._targets:
+            self._spread()
+            self._even_members()
+            self._even_leaders()
+        return Plan(self._moves, self._stuck, too_many(self._states, self._zones))
+
+    def _move(self, row: _Row, kind: str, source: int, target: int, why: str) -> None:
+        self._moves.append(Proposed(row.log.uid, row.log.name, kind, source, target, why))
+        if kind == LEAD:
+            return
+        self._count(source, target)
+        row.replace(source, target)
+
+    def _count(self, source: int, target: int) -> None:
+        if source:
+            self._load[source] -= 1
+        if target:
+            self._load[target] += 1
+
+    def _state(self, node: int) -> str:
+        return self._states.get(node, REMOVED)
+
+    # What one log lacks.
+
+    def _repair(self, row: _Row) -> None:
+        """Plan one move at most for a log that has a dead member, is short, or stands on a node that drains."""
+        log = row.log
+        gone = sorted(node for node in row.voters if self._state(node) in GONE)
+        here = [node for node in row.voters if self._state(node) not in (*GONE, SILENT)]
+        if gone and len(here) * 2 <= len(row.voters):
+            if all(self._state(node) in GONE or node in here for node in row.voters):
+                self._no_quorum(row, here)
+            return
+        for source in gone:
+            self._replace(row, source, f"node {source} is dead")
+            return
+        for node in sorted(log.learners):
+            if self._state(node) in GONE:
+                self._move(row, REMOVE, node, 0, f"node {node} is dead")
+                return
+        if len(row.voters) < log.copies:
+            target = self._target(row, 0)
+            if target:
+                self._move(row, ADD, 0, target, f"{len(row.voters)} of {log.copies} copies")
+            return
+        for source in sorted(row.voters):
+            if self._state(source) == DRAINING:
+                self._replace(row, source, f"node {source} drains")
+                return
+
+    def _no_quorum(self, row: _Row, here: Collection[int]) -> None:
+        log = row.log
+        if here:
+            why = f"a majority of its voters {sorted(log.voters)} is dead"
+            best = min(here)
+            hint = f"logyard force-shrink {log.name} --node {best} --yes-the-quorum-is-lost"
+        else:
+            why, hint = f"all of its voters {sorted(log.voters)} are dead", "bring back one of their directories"
+        self._stuck.append(Stuck(log.uid, log.name, why, hint))
+
+    def _replace(self, row: _Row, source: int, why: str) -> None:
+        target = self._target(row, source)
+        if target:
+            self._move(row, REPLACE, source, target, why)
+        else:
+            hint = "add a node: logyard nodes invite"
+            self._stuck.append(Stuck(row.log.uid, row.log.name, f"{why}, and no node can take its place", hint))
+
+    def _target(self, row: _Row, source: int, most: int = 1 << 62) -> int:
+        """Return the node that should get a member: the one that replaces `source`, a pinned one, one in the zone that
+        has the fewest of this log, the one with the fewest members; 0 where there is none below `most`."""
+        log, zones = row.log, self._zones
+        there = Counter(zones[node] for node in row.voters if node != source and node in zones)
+        learners = set(log.learners)
+        best, found = (True, True, 0, 0, 0), 0
+        for node in self._targets:
+            load = self._load[node]
+            if node in row.voters or load >= most or (node in learners and self._state(node) in GONE):
+                continue
+            if log.zones and zones[node] not in log.zones:
+                continue
+            replaces = bool(source) and self._nodes[node].replaces == source
+            rank = (not replaces, node not in log.pins, there[zones[node]], load, node)
+            if not found or rank < best:
+                best, found = rank, node
+        return found
+
+    # What all logs together are.
+
+    def _spread(self) -> None:
+        """Plan moves out of zones that have two members of a log while another has none."""
+        zones = {self._zones[node] for node in self._targets}
+        if len(zones) < 2:
+            return
+        for row in self._rows:
+            if row.moved or not self._sound(row):
+                continue
+            there = Counter(self._zones[node] for node in row.voters)
+            zone, count = max(there.items(), key=lambda item: (item[1], item[0]))
+            if count < 2:
+                continue
+            crowded = [node for node in row.voters if self._zones[node] == zone and node not in row.log.pins]
+            if not crowded:
+                continue
+            source = max(crowded, key=lambda node: (self._load[node], node))
+            target = self._target(row, source)
+            if target and there[self._zones[target]] < count - 1:
+                self._move(row, REPLACE, source, target, f"{count} members in zone {zone!r}")
+
+    def _sound(self, row: _Row) -> bool:
+        return all(self._state(node) == ACTIVE for node in row.voters)
+
+    def _even_members(self) -> None:
+        """Plan moves from nodes above the even share to those below it."""
+        if len(self._targets) < 2:
+            return
+        total = sum(self._load[node] for node in self._targets)
+        share = ceil(total / len(self._targets))
+        least = total // len(self._targets)
+        if not self._is_uneven([self._load[node] for node in self._targets], share):
+            return
+        surplus = {node: self._load[node] - share for node in self._targets if self._load[node] > share}
+        for row in self._rows:
+            if not surplus:
+                return
+            if row.moved or not self._sound(row):
+                continue
+            sources = [node for node in row.voters if node in surplus and node not in row.log.pins]
+            if not sources:
+                continue
+            source = max(sources, key=lambda node: (surplus[node], node))
+            before = self._crowding(row.voters)
+            target = self._target(row, source, least or 1) or self._target(row, source, share)
+            if not target:
+                continue
+            if self._crowding((row.voters - {source}) | {target}) > before:
+                continue
+            self._move(row, REPLACE, source, target, f"node {source} has more than {share} members")
+            surplus[source] -= 1
+            if not surplus[source]:
+                del surplus[source]
+
+    def _crowding(self, nodes: Collection[int]) -> int:
+        """Return how far from spread over zones these are."""
+        return sum(count * count for count in Counter(self._zones[node] for node in nodes).values())
+
+    def _even_leaders(self) -> None:
+        """Plan handing leaderships over from nodes that lead more than the even share."""
+        leads = Counter(dict.fromkeys(self._targets, 0))
+        led: list[tuple[_Row, int]] = []
+        for row in self._rows:
+            leader = self._leaders.get(row.log.uid, 0)
+            if leader in leads and not row.moved:
+                leads[leader] += 1
+                led.append((row, leader))
+        if len(self._targets) < 2 or not led:
+            return
+        share = ceil(len(led) / len(self._targets))
+        if not self._is_uneven(list(leads.values()), share):
+            return
+        for row, leader in led:
+            if leads[leader] <= share:
+                continue
+            able = [node for node in row.voters if node in leads and node != leader]
+            target = min(able, key=lambda node: (leads[node], node), default=0)
+            if target and leads[target] < leads[leader] - 1:
+                leads[leader] -= 1
+                leads[target] += 1
+                self._move(row, LEAD, leader, target, f"node {leader} leads more than {share}")
+
+    @staticmethod
+    def _is_uneven(counts: Collection[int], share: int) -> bool:
+        return max(counts) > max(share + 1, UNEVEN * sum(counts) / len(counts))

@@ -1,0 +1,69 @@
+"""Which nodes are silent, and which are dead: what the catalogue's leader makes of whom the nodes hear. Pure.
+
+Silent is who is not heard by a quorum of the catalogue's voters; dead, who was silent for `replace_after_s` of this
+leader's own time, and whom no other live node hears either. What a node has not said yet counts as hearing: a new
+leader declares nobody dead on what it does not know. Invariant: while too many are silent at once (`too_many`) nobody
+is declared dead, because then the fault is rather here, or in what lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Set
+
+from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, JOINING, SILENT
+
+REPLACE_AFTER_S = 600.0
+
+
+def too_many(states: Mapping[int, str], zones: Mapping[int, str]) -> str:
+    """Return why nothing may be done by itself: two or more nodes are silent, and they are a third, or a whole zone.
+    One silent node never stops anything."""
+    silent = {node for node, state in states.items() if state == SILENT}
+    there = {node for node, state in states.items() if state in (ACTIVE, SILENT)}
+    if len(silent) < 2:
+        return ""
+    if len(silent) * 3 >= len(there):
+        return f"nodes {sorted(silent)} are silent, a third or more of {len(there)}"
+    for zone in sorted({zones.get(node, "") for node in silent}):
+        of_zone = {node for node in there if zones.get(node, "") == zone}
+        if zone not in ("", "-") and of_zone <= silent:
+            return f"all nodes of zone {zone!r} are silent"
+    return ""
+
+
+class Silence:
+    """Since when nodes are silent, by the monotonic clock of a leader of the catalogue; made anew with each."""
+
+    def __init__(self, node_id: int, replace_after_s: float = REPLACE_AFTER_S) -> None:
+        self._node_id = node_id
+        self._replace_after_s = replace_after_s
+        self._since: dict[int, float] = {}
+
+    def look(
+        self,
+        now: float,
+        states: Mapping[int, str],
+        zones: Mapping[int, str],
+        voters: Collection[int],
+        views: Mapping[int, Set[int]],
+    ) -> list[tuple[str, int]]:
+        """Return commands, (name, node). `views`: whom each node hears, this one's among them."""
+        own = views[self._node_id]
+        live = {node for node in own if node in states}
+        quorum = len(voters) // 2 + 1
+        found: list[tuple[str, int]] = []
+        for node, state in sorted(states.items()):
+            hearing = {voter for voter in voters if voter in live and node in views.get(voter, states)}
+            if len(hearing) >= quorum or node == self._node_id:
+                self._since.pop(node, None)
+                if state in (JOINING, SILENT, DEAD):
+                    found.append(("heard", node))
+                continue
+            since = self._since.setdefault(node, now)
+            if state == ACTIVE:
+                found.append(("silent", node))
+            due = state in (SILENT, DRAINING) and now - since >= self._replace_after_s
+            heard = any(node in views.get(other, states) for other in live if other != node)
+            if due and not heard and not too_many(states, zones):
+                found.append(("declare_dead", node))
+        return found

@@ -1,0 +1,94 @@
+"""The verbs of operators about the cluster: what the catalogue says, what may be changed in it by hand, and joining.
+
+Invariant: only what `OPERATORS` lists is changed by a client; births, reports and moves are the nodes' own. Called by
+`door.dispatch`, by way of `node`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Set
+from types import MappingProxyType
+from typing import Any
+
+from logyard.engine.replica.member import Member
+from logyard.machines.catalog.command import question as question_of
+from logyard.machines.catalog.command import result_of
+from logyard.machines.catalog.nodes import REMOVED
+from logyard.protocol.errors import BadRequest, Busy, Refused
+
+from .calls import CatalogCalls
+from .keeper import Keeper, catalog_of, nodes_of
+from .mover import UNDO
+from .reconciler import shown
+
+OPERATORS: Mapping[str, Set[str]] = MappingProxyType(
+    {
+        "nodes": frozenset({"invite", "update", "replace", "drain", "declare_dead", "admit", "remove", "finalise"}),
+        "logs": frozenset({"want", "options", "rename"}),
+        "plan": frozenset({"pause", "resume", "step"}),
+    }
+)
+NO_CATALOG = "this node has no catalogue: set catalog = true in [node] of node.toml, on every node"
+
+
+class CatalogVerbs:
+    """One node's. `within(member, seconds)` waits until a member knows what was committed so long ago; `cluster` is
+    the name that all nodes share."""
+
+    def __init__(
+        self,
+        node_id: int,
+        cluster: str,
+        keeper: Keeper,
+        calls: CatalogCalls,
+        within: Callable[[Member, float], Awaitable[None]],
+    ) -> None:
+        self._node_id = node_id
+        self._cluster = cluster
+        self._keeper = keeper
+        self._calls = calls
+        self._within = within
+
+    async def ask(self, section: str, question: str, values: Mapping[str, Any], consistency: str) -> dict[str, Any]:
+        """Answer from this node's own memory, with how fresh it is: as it is (`local`), or when it holds everything
+        that was committed before (`linearizable`)."""
+        if consistency not in ("local", "linearizable"):
+            raise BadRequest(f"consistency is local or linearizable, not {consistency!r}")
+        member = self._keeper.member()
+        catalog = catalog_of(member)
+        if member is None or catalog is None:
+            raise Busy(f"the catalogue ({self._keeper.trouble})", 1.0)
+        if consistency == "linearizable":
+            await self._within(member, 0.0)
+        if (section, question) == ("plan", "wanted"):
+            plan = self._keeper.plan()
+            found = {} if plan is None else shown(plan)
+        else:
+            found = result_of(catalog.query(question_of(section, question, values)))
+        return {
+            "node": self._node_id, "applied": member.raft.applied, "leader": member.raft.leader,
+            "trouble": self._keeper.trouble, "result": found,
+        }  # fmt: skip
+
+    async def change(self, section: str, change: str, values: Mapping[str, Any]) -> Any:
+        """Change what operators may. Raises what the catalogue refuses it with."""
+        if change not in OPERATORS.get(section, ()):
+            raise Refused(f"{section} {change}: nodes do that by themselves")
+        if change == "step" and values.get("step") != UNDO:
+            raise Refused("a move is only given up by hand")
+        return await self._calls.change(section, change, values)
+
+    async def join(
+        self, token: bytes, directory: int, peer: str, client: str, zone: str, replaces: int
+    ) -> dict[str, Any]:
+        """Let an empty directory become a node: its number, and where the others are. The token proves that somebody
+        invited it; only its hash is known here."""
+        values = {"hash": hashlib.sha256(token).digest(), "directory": directory, "peer": peer, "client": client}
+        number = await self._calls.change("nodes", "join", {**values, "zone": zone, "replaces": replaces})
+        catalog = self._keeper.catalog
+        rows = [] if catalog is None else list(nodes_of(catalog).rows)
+        return {
+            "node": number, "cluster": self._cluster,
+            "nodes": [[other, row.peer, row.client] for other, row in rows if row.state != REMOVED and other != number],
+        }  # fmt: skip

@@ -1,0 +1,434 @@
+"""`logyard topic`, `consume`, `groups`: make topics, send and read records, look at consumer groups.
+
+Rows are tab-separated, for other programs; with --json one object. Registered by `service.cli.root`.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .logs import members_option, opened, servers_option, text_of
+from .output import Output, json_option
+
+if TYPE_CHECKING:
+    from logyard.client.reading import Consumed
+    from logyard.protocol.topics import Topic
+
+F = TypeVar("F", bound=Callable[..., Any])
+BATCH_RECORDS = 512
+COMMIT_S = 1.0
+
+
+def kept(command: F) -> F:
+    """Add the options of what a topic keeps."""
+    for option in (
+        click.option(
+            "--records", type=click.IntRange(min=0), default=0, help="Newest records that each partition keeps."
+        ),
+        click.option("--bytes", "size", type=click.IntRange(min=0), default=0, help="Newest bytes of each partition."),
+        click.option("--age", type=click.FloatRange(min=0), default=0.0, help="Seconds that records are kept."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group("topic")
+def topic() -> None:
+    """Use topics: records with keys, in partitions, each of which is a log.
+
+    \b
+    Example:
+      logyard topic create orders --partitions 12
+      echo hello | logyard topic send orders --key customer-7
+      logyard consume orders --group billing
+    """
+
+
+def topic_fields(row: Topic) -> dict[str, object]:
+    """Return a topic for --json."""
+    shares = dict.fromkeys((one.number for one in row.partitions), 0)
+    for slots, number in row.layout:
+        shares[number] += slots
+    return {
+        "topic": row.name, "id": row.id, "state": row.state, "epoch": row.epoch, "revision": row.revision,
+        "options": dict(row.options),
+        "partitions": [
+            {"partition": one.number, "log": one.log, "uid": f"{one.uid:016x}", "slots": shares[one.number],
+             "after": [{"partition": source, "offset": offset} for source, offset in one.sources]}
+            for one in row.partitions
+        ],
+    }  # fmt: skip
+
+
+@topic.command("create")
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True, help="How many logs it has.")
+@click.option("--members", callback=members_option, help="Nodes that hold them, as 1,2,3 (default: all).")
+@kept
+@servers_option
+@json_option
+def create(
+    name: str,
+    partitions: int,
+    members: list[int] | None,
+    age: float,
+    size: int,
+    records: int,
+    servers: list[str],
+    output: Output,
+) -> None:
+    """Create a topic with its logs, NAME.0 and so on. One that was left half made is finished.
+
+    \b
+    Example:
+      logyard topic create orders --partitions 12 --age 604800
+    """
+    with opened(servers) as yard:
+        row = yard.topic(name).create(partitions, members=members, age=age, bytes=size, records=records)
+    output.result({"ok": True, **topic_fields(row)}, f"created {name} with {len(row.partitions)} partitions")
+
+
+@topic.command("list")
+@servers_option
+@json_option
+def list_(servers: list[str], output: Output) -> None:
+    """List the topics: name, state, partitions, epoch.
+
+    \b
+    Example:
+      logyard topic list
+    """
+    with opened(servers) as yard:
+        rows = yard.topics()
+    if not output.json_wanted:
+        for row in rows:
+            click.echo(f"{row.name}\t{row.state}\t{len(row.partitions)}\t{row.epoch}")
+    output.result({"ok": True, "topics": [topic_fields(row) for row in rows]})
+
+
+@topic.command("describe")
+@click.argument("name")
+@servers_option
+@json_option
+def describe(name: str, servers: list[str], output: Output) -> None:
+    """Show a topic's partitions: number, log, slots of 16384, first offset, next offset, leader.
+
+    \b
+    Example:
+      logyard topic describe orders
+    """
+    with opened(servers) as yard:
+        row = yard.topic(name).describe()
+        fields: dict[str, Any] = topic_fields(row)
+        for one in fields["partitions"]:
+            start, end = yard.log(one["log"]).latest()
+            one |= {"start": start, "end": end, "leader": yard.locate(one["log"])["leader"]}
+            if not output.json_wanted:
+                shown = (one["partition"], one["log"], one["slots"], start, end, one["leader"])
+                click.echo("\t".join(map(str, shown)))
+    output.result({"ok": True, **fields})
+
+
+@topic.command("alter")
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(min=1), help="How many there are to be: more than there are.")
+@click.option("--keep", is_flag=True, help="Set what is kept to --age, --bytes and --records; 0 is no limit.")
+@kept
+@servers_option
+@json_option
+def alter(
+    name: str,
+    partitions: int | None,
+    keep: bool,
+    age: float,
+    size: int,
+    records: int,
+    servers: list[str],
+    output: Output,
+) -> None:
+    """Add partitions, or say what the topic keeps. Keys move to new partitions only, and are read in their order.
+
+    \b
+    Examples:
+      logyard topic alter orders --partitions 24
+      logyard topic alter orders --keep --age 86400
+    """
+    if partitions is None and not keep:
+        raise click.UsageError("say --partitions or --keep")
+    with opened(servers) as yard:
+        row = None
+        if partitions is not None:
+            row = yard.topic(name).grow(partitions)
+        if keep:
+            row = yard.topic(name).retain(age=age, bytes=size, records=records)
+    assert row is not None
+    output.result({"ok": True, **topic_fields(row)}, f"{name} has {len(row.partitions)} partitions")
+
+
+@topic.command("purge")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@servers_option
+@json_option
+def purge(name: str, yes: bool, servers: list[str], output: Output) -> None:
+    """Drop all records of a topic. Prints how many those were. Asks first on a terminal.
+
+    \b
+    Example:
+      logyard topic purge orders --yes
+    """
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Purge {name}?", abort=True, err=True)
+    with opened(servers) as yard:
+        count = yard.topic(name).purge()
+    output.result({"ok": True, "topic": name, "purged": count}, str(count))
+
+
+@topic.command("delete")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@servers_option
+@json_option
+def delete(name: str, yes: bool, servers: list[str], output: Output) -> None:
+    """Delete a topic, with its logs and all records. Asks first on a terminal.
+
+    \b
+    Example:
+      logyard topic delete orders --yes
+    """
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Delete {name} and all its records?", abort=True, err=True)
+    with opened(servers) as yard:
+        yard.topic(name).delete()
+    output.result({"ok": True, "topic": name}, f"deleted {name}")
+
+
+@topic.command("send")
+@click.argument("name")
+@click.option("--key", help="Key of every record (default: none).")
+@click.option("--separator", help="What stands between key and record in each line: each line has its own key.")
+@click.option("--metadata", default="", help="Metadata of every record.")
+@servers_option
+@json_option
+def send(name: str, key: str | None, separator: str | None, metadata: str, servers: list[str], output: Output) -> None:
+    """Send each line of standard input as a record, to the partition of its key. Prints how many those were.
+
+    \b
+    Examples:
+      echo hello | logyard topic send orders --key customer-7
+      printf 'a:1\\nb:2\\n' | logyard topic send orders --separator :
+    """
+    count = 0
+    batch: list[tuple[bytes | None, bytes, bytes]] = []
+    with opened(servers) as yard:
+        target = yard.topic(name)
+        for line in sys.stdin.buffer:
+            body = line.rstrip(b"\r\n")
+            own = None if key is None else key.encode()
+            if separator is not None:
+                found, _, body = body.partition(separator.encode())
+                own = found
+            batch.append((own, metadata.encode(), body))
+            if len(batch) >= BATCH_RECORDS:
+                count += len(target.send_many(batch))
+                batch = []
+        if batch:
+            count += len(target.send_many(batch))
+    output.result({"ok": True, "topic": name, "records": count}, str(count))
+
+
+@click.command("consume")
+@click.argument("name", metavar="TOPIC")
+@click.option("--group", required=True, help="The consumer group that this is a member of.")
+@click.option("--member", default="", help="A name that the next process has, too: it takes over at once.")
+@click.option(
+    "--start", type=click.Choice(["earliest", "latest", "error"]), default="earliest", show_default=True,
+    help="Where to begin without an offset.",
+)  # fmt: skip
+@click.option("--count", type=click.IntRange(min=1), help="At most this many records.")
+@click.option("--wait", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds for another one.")
+@click.option("--follow", is_flag=True, help="Wait for ever; with --json give --count too.")
+@click.option(
+    "--ttl", type=click.FloatRange(1, 300), default=10.0, show_default=True, help="Seconds until it is given up."
+)
+@click.option("--zone", default="", help="Where this is: partitions that are led there come first.")
+@servers_option
+@json_option
+def consume(
+    name: str,
+    group: str,
+    member: str,
+    start: str,
+    count: int | None,
+    wait: float,
+    follow: bool,
+    ttl: float,
+    zone: str,
+    servers: list[str],
+    output: Output,
+) -> None:
+    """Read a topic as a member of a consumer group: partition, offset, key, metadata, record. What was written is
+    committed, once a second and at the end.
+
+    \b
+    Examples:
+      logyard consume orders --group billing --follow
+      logyard consume orders --group billing --count 10 --json
+    """
+    if follow and output.json_wanted and count is None:
+        raise click.UsageError("--follow --json never ends: give --count")
+    shown: list[dict[str, object]] = []
+    taken = 0
+    lost: set[int] = set()
+    with (
+        opened(servers) as yard,
+        yard.consume(
+            name, group=group, start=start, member=member, ttl=ttl, zone=zone, commit_every=COMMIT_S
+        ) as records,
+    ):
+        while count is None or taken < count:
+            record = next(records, None) if follow else records.get(wait)
+            if record is None:
+                break
+            taken += 1
+            if output.json_wanted:
+                shown.append(record_fields(record))
+            else:
+                click.echo(record_line(record))
+            if taken == count:
+                lost |= set(records.commit(record).lost)
+        lost |= set(records.commit().lost)
+    output.result({"ok": True, "topic": name, "group": group, "records": shown, "taken": taken, "lost": sorted(lost)})
+
+
+def record_fields(record: Consumed) -> dict[str, object]:
+    """Return one record for --json: bytes are text where they are text, else `..._base64`."""
+    fields: dict[str, object] = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+    }
+    for key, data in (("key", record.key), ("metadata", record.metadata), ("payload", record.payload)):
+        if data is None:
+            continue
+        text = text_of(data)
+        if text is None:
+            fields[f"{key}_base64"] = base64.b64encode(data).decode()
+        else:
+            fields[key] = text
+    return fields
+
+
+def record_line(record: Consumed) -> str:
+    """Return one row; tabs and line breaks within text are written as \\t and \\n, other bytes as base64."""
+    cells = [str(record.partition), str(record.offset)]
+    for data in (record.key or b"", record.metadata, record.payload or b""):
+        text = text_of(data)
+        cell = f"base64:{base64.b64encode(data).decode()}" if text is None else text
+        cells.append(cell.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n"))
+    return "\t".join(cells)
+
+
+@click.group("groups")
+def groups() -> None:
+    """Look at consumer groups: who reads what, how far, and how much is left.
+
+    \b
+    Example:
+      logyard groups list
+      logyard groups describe billing
+    """
+
+
+@groups.command("list")
+@servers_option
+@json_option
+def list_groups(servers: list[str], output: Output) -> None:
+    """List the consumer groups: name, members, partitions.
+
+    \b
+    Example:
+      logyard groups list
+    """
+    with opened(servers) as yard:
+        rows = yard.consumer_groups()
+    if not output.json_wanted:
+        for row in rows:
+            click.echo(f"{row['group']}\t{row['members']}\t{row['partitions']}")
+    output.result({"ok": True, "groups": rows})
+
+
+@groups.command("describe")
+@click.argument("name", metavar="GROUP")
+@servers_option
+@json_option
+def describe_group(name: str, servers: list[str], output: Output) -> None:
+    """Show each partition of a group: topic, partition, owner, committed offset, end, lag; - is nobody, or nothing yet.
+
+    \b
+    Example:
+      logyard groups describe billing
+    """
+    with opened(servers) as yard:
+        found = yard.consumer_group(name).describe()
+    if not output.json_wanted:
+        for one in found["partitions"]:
+            cells = (one[key] for key in ("topic", "partition", "owner", "offset", "end", "lag"))
+            click.echo("\t".join("-" if cell is None else str(cell) for cell in cells))
+    output.result({"ok": True, **found})
+
+
+@groups.command("reset")
+@click.argument("name", metavar="GROUP")
+@click.argument("topic_name", metavar="TOPIC")
+@click.option("--to", default="earliest", show_default=True, help="earliest, latest, or an offset.")
+@click.option("--partition", type=click.IntRange(min=0), help="This one only.")
+@servers_option
+@json_option
+def reset(name: str, topic_name: str, to: str, partition: int | None, servers: list[str], output: Output) -> None:
+    """Have a group read a topic from elsewhere; refused while it has members. Prints partition and offset.
+
+    \b
+    Example:
+      logyard groups reset billing orders --to earliest
+    """
+    if not (to in ("earliest", "latest") or to.isdecimal()):
+        raise click.UsageError("--to is earliest, latest or an offset")
+    with opened(servers) as yard:
+        offsets = yard.consumer_group(name).reset(
+            topic_name, int(to) if to.isdecimal() else to, partition=partition
+        )  # fmt: skip
+    if not output.json_wanted:
+        for number, offset in sorted(offsets.items()):
+            click.echo(f"{number}\t{offset}")
+    rows = [{"partition": number, "offset": offset} for number, offset in sorted(offsets.items())]
+    output.result({"ok": True, "group": name, "topic": topic_name, "offsets": rows})
+
+
+@groups.command("delete")
+@click.argument("name", metavar="GROUP")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@servers_option
+@json_option
+def delete_group(name: str, yes: bool, servers: list[str], output: Output) -> None:
+    """Forget a consumer group and its offsets; refused while it has members. Asks first on a terminal.
+
+    \b
+    Example:
+      logyard groups delete billing --yes
+    """
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Forget {name} and its offsets?", abort=True, err=True)
+    with opened(servers) as yard:
+        yard.consumer_group(name).delete()
+    output.result({"ok": True, "group": name}, f"deleted {name}")
+
+
+def commands() -> list[click.Command]:
+    """Return the verbs of this module."""
+    return [topic, consume, groups]

@@ -1,0 +1,163 @@
+"""How sections are hosted: apart in snapshots, refused together, answered once; and the table that rows live in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from logyard.engine.machine import Context, Reject
+from logyard.machines.catalog import At, Catalog, Section
+from logyard.machines.catalog.command import command, question, result_of
+from logyard.machines.catalog.cursors import Cursors
+from logyard.machines.catalog.section import ROWS_PER_SHARD, Table
+from logyard.protocol.errors import LogyardError, Refused
+
+from .told import Told
+
+
+class Tallies:
+    """A section that needs another one: each ``count`` moves a cursor on, or nothing at all."""
+
+    name: ClassVar[str] = "tallies"
+    version: ClassVar[int] = 2
+    commands: ClassVar[Collection[str]] = ("count",)
+    questions: ClassVar[Collection[str]] = ("all",)
+
+    def __init__(self, cursors: Cursors) -> None:
+        self.cursors = cursors
+        self.rows: Table[tuple[Any, ...]] = Table("rows", lambda *values: values)
+        self.upgraded = 0
+
+    def apply(self, at: At, command: str, values: Mapping[str, Any]) -> Any:
+        if values["by"] < 0:
+            raise Reject("refused", "only upwards")
+        before = self.cursors.apply(at, "advance", {"name": "all", "by": values["by"]})
+        return [self.rows.add((before, at.version)), before]
+
+    def ask(self, question: str, values: Mapping[str, Any]) -> Any:
+        return list(self.rows)
+
+    def snapshot(self) -> Mapping[str, bytes]:
+        return {**self.rows.shards(), "up": bytes([self.upgraded])}
+
+    def restore(self, shards: Mapping[str, bytes], version: int) -> None:
+        self.rows.restore(shards)
+        self.upgraded = shards["up"][0]
+
+    def upgrade(self, from_version: int, to_version: int) -> None:
+        self.upgraded = to_version
+
+
+def make() -> Sequence[Section]:
+    cursors = Cursors()
+    return cursors, Tallies(cursors)
+
+
+VERSIONS = ({"cursors": 1}, {"cursors": 1, "tallies": 1}, {"cursors": 1, "tallies": 2})
+
+
+def catalog(in_force: int = 2) -> Catalog:
+    found = Catalog(make, VERSIONS)
+    found.upgrade(1, in_force)
+    return found
+
+
+def restored(machine: Catalog) -> Catalog:
+    found = Catalog(make, VERSIONS)
+    found.restore(machine.snapshot())
+    return found
+
+
+def test_a_section_may_use_another_and_both_are_refused_together() -> None:
+    machine = catalog()
+    told = Told(machine)
+    assert told("tallies", "count", by=3) == [1, 0]
+    before = machine.snapshot()
+    with pytest.raises(Refused, match="only upwards"):
+        told("tallies", "count", by=-1)
+    assert machine.snapshot() == before
+    assert result_of(machine.query(question("cursors", "read", {"name": "all"}))) == 3
+
+
+def test_a_section_comes_with_the_version_that_has_it_and_goes_on_as_a_newer_one() -> None:
+    machine = catalog(1)
+    told = Told(machine)
+    with pytest.raises(LogyardError, match="no section 'tallies' in version 1"):
+        told("tallies", "count", by=1)
+    machine.upgrade(1, 2)
+    with pytest.raises(LogyardError, match="of version 1, the command is for 2"):
+        told("tallies", "count", None, 2, by=1)
+    told("tallies", "count", by=1)
+    machine.upgrade(2, 3)
+    told("tallies", "count", None, 2, by=1)
+    again = restored(machine)
+    assert again.snapshot() == machine.snapshot() and again.in_force == 3
+    assert again.sections["tallies"].ask("all", {}) == [(1, (0, 1)), (2, (1, 2))]
+
+
+def test_a_section_that_nothing_happened_to_gives_the_same_bytes() -> None:
+    machine = catalog()
+    told = Told(machine)
+    for _ in range(3 * ROWS_PER_SHARD):
+        told("tallies", "count", by=1)
+    before = machine.snapshot()
+    told("tallies", "count", by=1)
+    after = machine.snapshot()
+    changed = {name for name in after if after[name] is not before.get(name)}
+    assert {"tallies.rows-0", "tallies.rows-1", "tallies.rows-2"}.isdisjoint(changed)
+    assert changed >= {"tallies.rows-3", "cursors.all"}
+
+
+def test_who_asks_again_gets_the_same_answer_and_nothing_changes() -> None:
+    machine = catalog()
+    told = Told(machine)
+    one, two = bytes(16), bytes([1] * 16)
+    assert told("tallies", "count", one, by=5) == [1, 0]
+    with pytest.raises(Refused):
+        told("tallies", "count", two, by=-1)
+    machine = told.machine = restored(machine)
+    before = machine.snapshot()
+    assert told("tallies", "count", one, by=5) == [1, 0]
+    with pytest.raises(Refused, match="only upwards"):
+        told("tallies", "count", two, by=7)
+    assert machine.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x91\x01", command("tallies", "count", {})[:-1], command("tallies", "count", {}, b"short")]
+)
+def test_what_is_no_command(data: bytes) -> None:
+    with pytest.raises(Reject, match=r"catalogue's command|16 bytes"):
+        catalog().apply(Context(1, 1, 1, 1, 1), data, ())
+
+
+def test_a_command_that_lacks_something() -> None:
+    with pytest.raises(Reject, match="tallies count: KeyError"):
+        Told(catalog())("tallies", "count")
+    with pytest.raises(LogyardError, match="no command 'boom'"):
+        Told(catalog())("tallies", "boom")
+    with pytest.raises(Reject, match=r"no question tallies\.boom"):
+        catalog().query(question("tallies", "boom", {}))
+
+
+def test_shards_of_nobody_are_refused() -> None:
+    machine = catalog()
+    sections = dict(machine.snapshot())
+    for wrong, message in (({"boom.x": b""}, "belongs to no section"), ({"tallies.rows-0": b"\x09\x90"}, "another")):
+        with pytest.raises(ValueError, match=message):
+            machine.restore({**sections, **wrong})
+    assert machine.snapshot() == sections
+
+
+def test_a_table_gives_each_number_once() -> None:
+    table: Table[tuple[Any, ...]] = Table("rows", lambda *values: values)
+    assert [table.add((name, (1, 2), {"a": (3,)})) for name in "abc"] == [1, 2, 3]
+    table.drop(3)
+    table.drop(99)
+    assert len(table) == 2 and 3 not in table and table.get(3) is None
+    again: Table[tuple[Any, ...]] = Table("rows", lambda *values: values)
+    again.restore({**table.shards(), "other": b"x", "other-0": b"x"})
+    assert again.add(("d",)) == 4
+    assert list(again) == [(1, ("a", (1, 2), {"a": (3,)})), (2, ("b", (1, 2), {"a": (3,)})), (4, ("d",))]

@@ -1,0 +1,137 @@
+"""Nodes that join by invitation: real processes, a data directory that keeps its number, and no restart of others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from logyard.client.sync import Yard, connect_sync
+from logyard.service.cli.root import cli
+from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode, free_ports
+
+PATIENCE_S = 30.0
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait until something holds."""
+    pause, deadline = threading.Event().wait, time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        pause(0.05)
+
+
+def run(*arguments: str) -> Any:
+    """What a command says with --json."""
+    result = CliRunner().invoke(cli, [*arguments, "--json"])
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+class Growing(LocalCluster):
+    """A cluster of one that others join."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, 1, catalog=True)
+
+    def another(self, number: int, token: str, *more: str, at: LocalNode | None = None) -> None:
+        """Start a process on an empty directory that shall become node `number`."""
+        client, peer = free_ports(2)
+        directory = self.directory / f"node-{number}"
+        directory.mkdir(exist_ok=True)
+        places = (f"127.0.0.1:{client}", f"127.0.0.1:{peer}") if at is None else (at.client_address, at.peer_address)
+        node = self.nodes[number] = LocalNode(number, directory, *places)
+        lines = [
+            "[node]", f"directory = {json.dumps(str(node.data))}", f'client_listen = "{node.client_address}"',
+            f'peer_listen = "{node.peer_address}"', f"peer_secret_file = {json.dumps(str(self.secret))}",
+        ]  # fmt: skip
+        node.config_path.write_text("\n".join(lines), encoding="utf-8")
+        self.environment = {"LOGYARD_TOKEN": token}
+        self.options[number] = ("--join", self.nodes[1].client_address, *more)
+        self.spawn(number)
+        self.wait_ready(number)
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[tuple[Growing, Yard]]:
+    with Growing(tmp_path) as cluster:
+        cluster.start()
+        with connect_sync(cluster.addresses) as yard:
+            yield cluster, yard
+
+
+def invited(cluster: LocalCluster) -> str:
+    """A token, once there is a catalogue."""
+    found: dict[str, Any] = {}
+
+    def told() -> bool:
+        found.update(run("nodes", "invite", "--servers", cluster.nodes[1].client_address))
+        return bool(found["ok"])
+
+    until(told, "there is a catalogue")
+    return str(found["token"])
+
+
+def states(cluster: LocalCluster, node: int) -> dict[int, str]:
+    """What a node knows of the nodes."""
+    found = run("nodes", "list", "--servers", cluster.nodes[node].client_address)
+    return {row["node"]: row["state"] for row in found.get("nodes", ())}
+
+
+def test_a_cluster_grows_from_one_node_to_three(growing: tuple[Growing, Yard]) -> None:
+    cluster, yard = growing
+    first = cluster.nodes[1].pids[:]
+    token = invited(cluster)
+    with pytest.raises(ClusterFailed, match="no such invitation"):
+        cluster.another(9, "guessed")
+    del cluster.nodes[9]
+    cluster.another(2, token)
+    with pytest.raises(ClusterFailed, match="another directory has used it"):
+        cluster.another(9, token)
+    del cluster.nodes[9]
+    cluster.another(3, invited(cluster))
+    for node in (1, 2, 3):
+        until(lambda node=node: states(cluster, node) == dict.fromkeys((1, 2, 3), "active"), f"node {node} knows all")  # type: ignore[misc]
+    assert run("create", "orders", "--servers", cluster.nodes[1].client_address)["ok"]
+    assert yard.members("orders")["members"] == [1, 2, 3] and cluster.nodes[1].pids == first
+    yard.log("orders").append(b"x", b"y")
+
+    # The founder's configuration knows nobody: what it learnt stands in its directory.
+    cluster.kill9(1)
+    cluster.kill9(3)
+    for node in (1, 3):
+        cluster.spawn(node)
+        cluster.wait_ready(node)
+    until(lambda: states(cluster, 1) == dict.fromkeys((1, 2, 3), "active"), "they meet again")
+    yard.log("orders").append(b"x", b"z")
+    shown = run("nodes", "list", "--servers", cluster.nodes[1].client_address)
+    assert [row["node"] for row in shown["nodes"]] == [1, 2, 3] and shown["nodes"][0]["held"] == 1
+
+
+def test_a_node_that_lost_everything_is_replaced_by_one_command(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 3, catalog=True) as cluster:
+        cluster.start()
+        token = invited(cluster)
+        until(lambda: states(cluster, 1) == dict.fromkeys((1, 2, 3), "active"), "it knows its nodes")
+        until(lambda: run("create", "orders", "--servers", cluster.nodes[1].client_address)["ok"], "it is made")
+        with connect_sync(cluster.addresses) as yard:
+            yard.log("orders").append(b"x", b"y")
+            cluster.kill9(3)
+            lost = cluster.nodes.pop(3)
+            shutil.rmtree(lost.data)
+            node = cluster.nodes[4] = LocalNode(4, lost.directory, lost.client_address, lost.peer_address)
+            text = node.config_path.read_text(encoding="utf-8")
+            node.config_path.write_text(text.replace("id = 3\n", "").replace('name = "node-3"\n', ""), encoding="utf-8")
+            cluster.environment = {"LOGYARD_TOKEN": token}
+            cluster.options[4] = ("--join", cluster.nodes[1].client_address, "--replaces", "3")
+            cluster.spawn(4)
+            cluster.wait_ready(4)
+            until(lambda: yard.leader_view("orders")["voters"] == [1, 2, 4], "its members are its successor's")
+            yard.log("orders").append(b"x", b"z")
+        until(lambda: states(cluster, 4) == {1: "active", 2: "active", 3: "dead", 4: "active"}, "and all is well")

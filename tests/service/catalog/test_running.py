@@ -1,0 +1,271 @@
+"""The catalogue of a running cluster: founded once, known on every node, and creations go by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from logyard.machines.catalog.logs import RESERVED, Log
+from logyard.machines.log.command import APPEND
+from logyard.protocol.errors import Busy, GroupExists, LogyardError, Refused
+from logyard.service.catalog.keeper import catalog_uid, logs_of, nodes_of
+from logyard.service.memory_cluster import MemoryCluster
+from logyard.testing import cluster, until
+
+
+def known(run: MemoryCluster, node: int) -> dict[str, Log]:
+    keeper = run.nodes[node].keeper
+    assert keeper is not None
+    return {} if keeper.catalog is None else {row.name: row for row in logs_of(keeper.catalog)}
+
+
+def states(run: MemoryCluster, node: int) -> dict[int, str]:
+    keeper = run.nodes[node].keeper
+    assert keeper is not None
+    return {} if keeper.catalog is None else {number: row.state for number, row in nodes_of(keeper.catalog).rows}
+
+
+def voters(run: MemoryCluster) -> set[tuple[int, ...]]:
+    uid = catalog_uid("testing")
+    members = [node.system.members.get(uid) for node in run.nodes.values()]
+    return {member.raft.base[1].voters if member is not None else () for member in members}
+
+
+async def founded(run: MemoryCluster, *expected: int) -> None:
+    """Wait until all nodes know one another by the catalogue, and these vote."""
+    await until(lambda: all(len(states(run, node)) == len(run.nodes) for node in run.nodes), "all are known")
+    await until(lambda: voters(run) == {expected}, f"{expected} vote")
+
+
+async def test_founded_by_the_lowest_and_known_everywhere(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 4, catalog=True) as run:
+        await founded(run, 1, 2, 3)
+        await run.create("a", members=[2, 3, 4])
+        await until(lambda: all(known(run, node).get("a") for node in run.nodes), "all know it")
+        await until(lambda: {known(run, node)["a"].state for node in run.nodes} == {"live"}, "it lives")
+        await until(lambda: known(run, 4)["a"].voters == (2, 3, 4), "its members were seen")
+        with pytest.raises(GroupExists, match="another definition"):
+            await run.create("a", members=[1, 2, 4])
+        with pytest.raises(LogyardError, match="the cluster's own"):
+            await run.create("_mine")
+        leader = await run.leader("a")
+        await run.nodes[leader].delete_group("a")
+        await until(lambda: all("a" not in known(run, node) for node in run.nodes), "it is gone, and let go")
+        with pytest.raises(Refused, match="the cluster's own"):
+            await run.nodes[1].delete_group(RESERVED)
+
+
+async def test_a_batch_is_the_clusters_too_and_sleeps(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 3, catalog=True, hibernate_after_ms=1000) as run:
+        await founded(run, 1, 2, 3)
+        names = [f"g{number}" for number in range(300)]
+        assert await run.nodes[2].create_batch(names, [1, 2, 3], "log", {}) == 300
+        assert await run.nodes[3].create_batch(names[:7], [1, 2, 3], "log", {}) == 0
+        tables = [run.nodes[node].system.quiescence.table for node in run.nodes]
+        assert all(len(list(table.rows("last = 0"))) == 300 for table in tables)
+        await until(lambda: all(known(run, 1)[name].state == "live" for name in names), "all live")
+        with pytest.raises(GroupExists, match="another definition"):
+            await run.nodes[1].create_batch(["g0"], [1, 2], "log", {})
+        with pytest.raises(LogyardError, match="the cluster's own"):
+            await run.nodes[1].create_batch(["_mine"], [1, 2, 3], "log", {})
+
+
+async def test_one_node_alone_has_one_too(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, catalog=True) as run:
+        await founded(run, 1)
+        await run.create("a")
+        await until(lambda: known(run, 1)["a"].state == "live", "it lives")
+        await run.restart(1)
+        await founded(run, 1)
+        await until(lambda: known(run, 1)["a"].voters == (1,), "it is known after a restart")
+
+
+async def test_what_was_there_before_is_imported(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 3) as run:
+        for name in ("a", "_b"):
+            await run.create(name)
+        run.catalog = True
+        for node in (1, 2, 3):
+            await run.restart(node)
+        await founded(run, 1, 2, 3)
+        await until(lambda: all({"a", "_b"} <= known(run, node).keys() for node in run.nodes), "both are imported")
+        assert {known(run, 1)[name].state for name in ("a", "_b")} == {"live"}
+        with pytest.raises(GroupExists):
+            await run.nodes[1].create_groups([{"name": "a", "members": [1], "machine": "log", "arguments": {}}])
+
+
+async def test_a_log_of_its_name_stops_it_by_name(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 3) as run:
+        await run.create(RESERVED)
+        run.catalog = True
+        for node in (1, 2, 3):
+            await run.restart(node)
+        keeper = run.nodes[1].keeper
+        assert keeper is not None
+        await until(lambda: "'_catalog': rename or delete it" in keeper.trouble, "it says why")
+        with pytest.raises(Busy):
+            await run.create("a")
+        assert await run.leader(RESERVED)
+
+
+async def test_data_goes_on_without_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 6, catalog=True) as run:
+        await founded(run, 1, 2, 3)
+        await run.create("a", members=[3, 4, 5])
+        await run.command("a", APPEND, b"x")
+        await run.create("gone", members=[4, 5, 6])
+        await until(lambda: {known(run, node)["gone"].state for node in (4, 5, 6)} == {"live"}, "it is known")
+        for node in (1, 2):
+            await run.crash(node)
+        for number in range(5):
+            await run.command("a", APPEND, b"y%d" % number)
+        # An election, a node's restart with its sleepless catalogue, and reads.
+        first = await run.leader("a")
+        await run.crash(first)
+        await run.command("a", APPEND, b"z")
+        await run.start(first)
+        await run.command("a", APPEND, b"z")
+        bounds = await run.nodes[await run.leader("a")].bounds("a", "linearizable")
+        assert (bounds["start"], bounds["end"]) == (0, 8)
+        with pytest.raises(Busy, match="the catalogue"):
+            await run.nodes[4].create_groups([{"name": "b", "members": [4, 5, 6], "machine": "log", "arguments": {}}])
+        leader = await run.leader("gone")
+        with pytest.raises(Busy, match="the catalogue"):
+            await run.nodes[leader].delete_group("gone")
+        assert await run.leader("gone") and known(run, 6)["gone"].state == "live", "looked up from memory"
+        for node in (1, 2):
+            await run.start(node)
+        await run.create("b", members=[4, 5, 6])
+
+
+async def test_of_two_founders_one_is_one_too_many(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 5) as run:
+        await run.create("a", members=[2, 3, 4])
+        for node, configured in ((3, (3, 4, 5)), (4, (3, 4, 5)), (5, (3, 4, 5)), (1, (1, 2, 3)), (2, (1, 2, 3))):
+            keeper = run.nodes[node].keep_catalogue({}, configured, told, told, 0.02)
+            run.nodes[node].system.spawn(keeper.run)
+            await until(lambda k=keeper: k.catalog is not None or k.trouble, "it looked")  # type: ignore[misc]
+        await until(lambda: len(states(run, 5)) == 5, "all are in the first one")
+        assert "founded by another" not in "".join(
+            str(node.keeper and node.keeper.trouble) for node in run.nodes.values()
+        )
+        uid = catalog_uid("testing")
+        found = {node.system.members[uid].spec.voters for node in run.nodes.values() if uid in node.system.members}
+        assert found == {(3,)}, "who came later was told"
+
+
+async def test_two_founders_that_did_not_see_each_other(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 6) as run:
+        await run.create("a", members=[2, 3, 4])
+        run.partition(1, 2, 3)
+        await until(lambda: run.nodes[4].system.live == {4, 5, 6} and run.nodes[1].system.live == {1, 2, 3}, "cut")
+        for node in run.ids:
+            configured = (1, 2, 3) if node < 4 else (4, 5, 6)
+            run.nodes[node].system.spawn(run.nodes[node].keep_catalogue({}, configured, told, told, 0.02).run)
+        await until(lambda: len(states(run, 3)) == 3 and len(states(run, 6)) == 3, "there are two")
+        members = [run.nodes[node].system.members[catalog_uid("testing")] for node in run.ids]
+
+        def both() -> bool:
+            return {member.raft.base[1].voters for member in members} == {(1, 2, 3), (4, 5, 6)}
+
+        await until(both, "each has its voters")
+        run.heal()
+        troubles = [node.keeper for node in run.nodes.values() if node.keeper is not None]
+        await until(lambda: any("founded by another" in one.trouble for one in troubles), "it is said")
+        await run.command("a", APPEND, b"x")
+        assert {states(run, node).keys() >= {1, 2, 3} for node in (1, 2, 3)} == {True}
+        assert both(), "and neither is touched"
+
+
+async def told(*what: object) -> None:
+    """Learn nothing of addresses."""
+
+
+def replicas(run: MemoryCluster, name: str) -> set[int]:
+    """The voters of a log, as the catalogue's newest copy has them."""
+    row = max((known(run, node)[name] for node in run.nodes if name in known(run, node)), key=lambda row: row.seen)
+    return set(row.voters)
+
+
+async def change(run: MemoryCluster, section: str, command: str, **values: object) -> None:
+    await next(iter(run.nodes.values())).catalog_change(section, command, values)
+
+
+async def test_a_dead_node_s_members_are_replaced_and_it_returns(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 4, catalog=True) as run:
+        await founded(run, 1, 2, 3)
+        for name in ("a", "b", "c"):
+            await run.create(name, members=[1, 2, 3])
+            await run.command(name, APPEND, b"x")
+        await until(lambda: known(run, 1)["c"].seen, "all are known")
+        await run.crash(3)
+        await until(lambda: states(run, 1)[3] == "silent", "it is silent")
+        assert replicas(run, "a") == {1, 2, 3}, "which is no reason"
+        await change(run, "nodes", "declare_dead", node=3)
+        for name in ("a", "b", "c"):
+            await until(lambda name=name: replicas(run, name) == {1, 2, 4}, f"{name} has another member")  # type: ignore[misc]
+            await run.command(name, APPEND, b"y")
+        await until(lambda: voters(run) == {(1, 2, 4)}, "and the catalogue another voter")
+        await run.start(3)
+        await until(lambda: states(run, 1)[3] == "returned", "it is back")
+        await until(lambda: run.nodes[3].system.names.get("a") is None, "and lets its replicas go")
+        await run.create("d", members=[1, 2, 4])
+        await change(run, "nodes", "admit", node=3)
+        await until(lambda: states(run, 3).get(3) == "active", "it may have members again")
+
+
+async def test_a_node_that_drains_gives_up_what_it_has_and_is_removed(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 4, catalog=True) as run:
+        await founded(run, 1, 2, 3)
+        for name in ("a", "b"):
+            await run.create(name, members=[2, 3, 4])
+            await run.command(name, APPEND, b"x")
+        await run.create("single", members=[4])
+        await until(lambda: known(run, 1)["single"].seen, "all are known")
+        await change(run, "plan", "pause", why="to look at it")
+        await change(run, "nodes", "drain", node=4)
+        with pytest.raises(Refused, match="have a member on node 4"):
+            await change(run, "nodes", "remove", node=4)
+        found = await run.nodes[1].catalog("plan", "wanted", {}, "linearizable")
+        assert {(one["name"], one["source"]) for one in found["result"]["moves"]} == {("a", 4), ("b", 4), ("single", 4)}
+        await change(run, "plan", "resume")
+        for name in ("a", "b"):
+            await until(lambda name=name: replicas(run, name) == {1, 2, 3}, f"{name} is elsewhere")  # type: ignore[misc]
+        await until(lambda: 4 not in replicas(run, "single"), "also what had one member")
+        await change(run, "nodes", "remove", node=4)
+        await until(lambda: states(run, 1)[4] == "removed", "it is gone")
+
+
+async def test_a_lost_majority_is_recovered_and_what_the_copy_lacks_reported_again(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 5, catalog=True) as run:
+        await founded(run, 1, 2, 3)
+        await run.create("a", members=[3, 4, 5])
+        await until(lambda: all(known(run, node).get("a") for node in (4, 5)), "it is known")
+        run.partition(5)
+        await run.create("b", members=[3, 4])
+        await until(lambda: known(run, 4).get("b") is not None and known(run, 4)["b"].seen, "one copy knows it")
+        for node in (1, 2, 3):
+            await run.crash(node)
+        run.heal()
+        await until(lambda: run.nodes[4].system.live == {4, 5}, "two are left")
+        assert "b" not in known(run, 5)
+        # The older copy, on purpose: what it lacks is to come from the logs.
+        await run.nodes[5].force_shrink(RESERVED)
+        await until(lambda: states(run, 4).get(1) == "silent", "it goes on, and node 4 learns from it")
+        await change(run, "plan", "pause", why="recovered")
+        await run.start(3)
+        await until(lambda: "b" in known(run, 5), "b is imported by its leader")
+        await run.command("b", APPEND, b"x")
+
+
+async def test_a_node_that_is_refused_under_its_number_still_reports_its_groups(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 3, catalog=True) as run:
+        await founded(run, 1, 2, 3)
+        keeper = run.nodes[3].keeper
+        assert keeper is not None and keeper.catalog is not None
+        said = keeper._here.said()
+        keeper._here = keeper._here._replace(said=lambda: {**said, "directory": 99})
+        await until(lambda: "another number" in keeper.trouble, "it is refused")
+        await run.create("a", members=[3])
+        await until(lambda: known(run, 1)["a"].seen, "what it leads is known all the same")

@@ -1,0 +1,369 @@
+"""Topics and consumer groups in every face, over sockets on real engines and inside one process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.client._async import consumer
+from logyard.client.aio import connect
+from logyard.client.reading import Consumed
+from logyard.client.sync import connect_sync
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError
+from logyard.protocol.groups import coordinators
+from logyard.protocol.topics import partition_log
+from logyard.service.embedded import EmbeddedSystem, open_system
+from tests.engine.host.cluster import Cluster, cluster, until
+
+from .test_exactly_once import Doors
+
+KEYS = [b"key-%d" % number for number in range(12)]
+
+
+@asynccontextmanager
+async def served(path: Path, count: int = 1) -> AsyncIterator[tuple[Cluster, Doors, list[str]]]:
+    async with cluster(path, count, group="") as run, trio.open_nursery() as nursery:
+        await until(lambda: all(len(one.system.live) == count for one in run.nodes.values()), "all are live")
+        doors = Doors(run, nursery)
+        for number in run.ids:
+            await doors.open(number)
+        yield run, doors, list(doors.addresses.values())
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def yard(tmp_path: Path) -> AsyncIterator[EmbeddedSystem]:
+    async with open_system(tmp_path / "yard") as found:
+        yield found
+
+
+async def taken(records: Any, count: int, seconds: float = 30.0) -> list[Consumed]:
+    found: list[Consumed] = []
+    with trio.fail_after(seconds):
+        while len(found) < count:
+            found.append(await records.__anext__())
+    return found
+
+
+async def whole(yard: Any) -> None:
+    """A topic's life, in a face under trio or asyncio."""
+    topic = yard.topic("orders")
+    await topic.create(3)
+    await topic.create(3)
+    with pytest.raises(GroupExists):
+        await topic.create(4)
+    sent = [await topic.send(key, b"m", b"%d" % number) for number, key in enumerate(KEYS * 2)]
+    assert len({(one.partition, one.offset) for one in sent}) == 24
+    assert [one.partition for one in sent[:12]] == [one.partition for one in sent[12:]], "a key's partition is one"
+    many = await topic.send_many([(key, b"m", b"many") for key in KEYS] + [(None, b"", None)])
+    assert [one.partition for one in many[:12]] == [one.partition for one in sent[:12]]
+    async with yard.consume("orders", group="g", ttl=5) as records:
+        got: list[Consumed] = []
+        while len(got) < 37:
+            got.append(await records.__anext__())
+        assert {one.key for one in got} == {*KEYS, None}
+        for key in KEYS:
+            number = KEYS.index(key)
+            payloads = [one.payload for one in got if one.key == key]
+            assert payloads == [b"%d" % number, b"%d" % (number + 12), b"many"]
+        assert records.assignment == [0, 1, 2]
+        # The last one is with the loop: it is not done with.
+        done = await records.commit()
+        assert sum(done.offsets.values()) == 36 and not done.lost
+        done = await records.commit(got[-1])
+        assert list(done.offsets) == [got[-1].partition]
+    told = await yard.consumer_group("g").describe()
+    assert [one["lag"] for one in told["partitions"]] == [0, 0, 0] and told["state"] == "empty"
+    assert [one["group"] for one in await yard.consumer_groups()] == ["g"]
+    assert [one.name for one in await yard.topics()] == ["orders"]
+    await yard.consumer_group("g").reset("orders", "earliest")
+    async with yard.consume("orders", group="g", ttl=5) as records:
+        assert (await records.get(20)).offset == 0
+        with pytest.raises(LogyardError) as refused:
+            await yard.consumer_group("g").delete()
+        assert refused.value.code == "group_active"
+    await yard.consumer_group("g").delete()
+    assert await topic.purge() == 37
+    await topic.delete()
+    with pytest.raises(LogyardError) as refused:
+        await yard.topic("orders").send(b"k")
+    assert refused.value.code == "unknown_topic"
+
+
+async def test_embedded(yard: EmbeddedSystem) -> None:
+    await whole(yard)
+
+
+async def test_over_the_network(tmp_path: Path) -> None:
+    async with served(tmp_path, 3) as (_, _, servers), connect(servers) as yard:
+        await whole(yard)
+
+
+async def test_under_asyncio(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, servers):
+
+        async def main() -> None:
+            async with connect(servers) as yard:
+                await whole(yard)
+
+        await trio.to_thread.run_sync(asyncio.run, main())
+
+
+async def test_blocking(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, servers):
+
+        def work() -> None:
+            with connect_sync(servers) as yard:
+                topic = yard.topic("orders")
+                topic.create(3)
+                for number, key in enumerate(KEYS * 2):
+                    topic.send(key, b"m", b"%d" % number)
+                producer = topic.producer("mine")
+                assert producer.send(b"k", sequence=5) == producer.send(b"k", sequence=5)
+                assert topic.producer("mine").last == 5
+                with yard.consume("orders", group="g", ttl=2) as records:
+                    got = []
+                    for record in records:
+                        got.append(record)
+                        if len(got) == 25:
+                            # The body may take longer than the member lives: its thread says that it does.
+                            threading.Event().wait(2.5)
+                            assert records.commit(record).offsets and not records.commit().lost
+                            break
+                told = yard.consumer_group("g").describe()
+                assert [one["lag"] for one in told["partitions"]] == [0, 0, 0]
+                topic.grow(4)
+                topic.delete()
+
+        await trio.to_thread.run_sync(work)
+
+
+async def test_members_share_a_topic_and_take_over(yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = yard.topic("orders")
+    await topic.create(4)
+    await topic.send_many([(b"%d" % number, b"", None) for number in range(40)])
+    async with yard.consume("orders", group="g", ttl=3, commit_every=0.2) as first:
+        seen = Counter((one.partition, one.offset) for one in await taken(first, 40))
+        async with yard.consume("orders", group="g", ttl=3, commit_every=0.2) as second:
+            with trio.fail_after(20):
+                while len(first.assignment) != 2 or len(second.assignment) != 2:
+                    for one in (first, second):
+                        more = await one.get(0.05)
+                        assert more is None, f"{more} was committed, and is read again"
+            assert sorted(first.assignment + second.assignment) == [0, 1, 2, 3]
+            await topic.send_many([(b"%d" % number, b"", None) for number in range(40, 80)])
+            with trio.fail_after(20):
+                while sum(seen.values()) < 80:
+                    for one in (first, second):
+                        record = await one.get(0.05)
+                        if record is not None:
+                            assert record.partition in one.assignment
+                            seen[record.partition, record.offset] += 1
+            # The loop of `first` does not come back: `second` has all of it when its time is over.
+            await second.commit()
+            monkeypatch.setattr(consumer, "AWAY_S", 1.0)
+            with trio.fail_after(20):
+                while len(second.assignment) != 4:
+                    record = await second.get(0.2)
+                    if record is not None:
+                        seen[record.partition, record.offset] += 1
+        assert len(seen) == 80
+
+
+async def test_the_same_name_takes_over_at_once_and_fences(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(2)
+    await topic.send_many([(b"%d" % number, b"", None) for number in range(10)])
+    older = yard.consume("orders", group="g", member="a")
+    got = await taken(older, 6)
+    await older.commit(got[-1])
+    newer = yard.consume("orders", group="g", member="a")
+    rest = await taken(newer, 4, 5.0)
+    places = [(one.partition, one.offset) for one in got + rest]
+    assert len(set(places)) == 10
+    with pytest.raises(LogyardError) as refused, trio.fail_after(20):
+        while True:
+            await older.get(0.1)
+            await older.commit()
+            await trio.sleep(0.1)
+    assert refused.value.code == "fenced"
+    await older.close()
+    await newer.close()
+    # It left nothing: whoever has its name next begins where it was.
+    async with yard.consume("orders", group="g", member="a") as third:
+        assert await taken(third, 4, 5.0)
+
+
+async def test_partitions_that_are_added_keep_each_keys_order(yard: EmbeddedSystem) -> None:
+    topic, stale = yard.topic("orders"), yard.topic("orders")
+    await topic.create(2)
+    for number in range(5):
+        for key in KEYS:
+            await stale.send(key, b"", b"%d" % number)
+    async with yard.consume("orders", group="g", ttl=5, commit_every=0.1) as records:
+        got = await taken(records, 10)
+        row = await topic.grow(5)
+        assert [one.number for one in row.live] == [0, 1, 2, 3, 4] and row.epoch == 2
+        # This one does not know yet.
+        for number in range(5, 10):
+            for key in KEYS:
+                await stale.send(key, b"", b"%d" % number)
+        got += await taken(records, 10 * len(KEYS) - 10)
+        assert len(records.assignment) == 5
+    for key in KEYS:
+        assert [one.payload for one in got if one.key == key] == [b"%d" % number for number in range(10)]
+    assert {one.partition for one in got} > {0, 1}
+
+
+async def test_a_producer_sends_again_after_partitions_were_added(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(2)
+    producer = await topic.producer("p")
+    for sequence, key in enumerate(KEYS, 1):
+        await producer.send(key, b"", b"%d" % sequence, sequence=sequence)
+    await topic.grow(6)
+    again = await yard.topic("orders").producer("p")
+    assert again.last == len(KEYS)
+    for sequence, key in enumerate(KEYS, 1):
+        await again.send(key, b"", b"%d" % sequence, sequence=sequence)
+    await again.send(b"new", b"", b"new")
+    with pytest.raises(BadRequest):
+        await again.send(None)  # type: ignore[arg-type]
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        got = await taken(records, len(KEYS) + 1)
+        assert await records.get(0.5) is None
+    assert Counter(one.payload for one in got) == Counter([b"new", *(b"%d" % one for one in range(1, len(KEYS) + 1))])
+
+
+async def test_a_change_that_was_left_half_done_is_finished_by_whoever_comes(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = yard.topic("orders")
+    calls: list[int] = []
+    run = yard.run
+
+    def failing(at: int) -> Callable[..., Any]:
+        async def ask(call: Any, *more: Any) -> Any:
+            if call.method == "partition":
+                calls.append(1)
+                if len(calls) == at:
+                    raise LogyardError("killed here", code="killed")
+            return await run(call, *more)
+
+        return ask
+
+    for at in (1, 2):
+        calls.clear()
+        monkeypatch.setattr(yard, "run", failing(at))
+        with pytest.raises(LogyardError, match="killed"):
+            await topic.create(2)
+        monkeypatch.setattr(yard, "run", run)
+    # A producer finishes it.
+    for key in KEYS:
+        await yard.topic("orders").send(key, b"", b"1")
+    for at, count in ((1, 3), (2, 3), (3, 3), (4, 4), (6, 5)):
+        calls.clear()
+        monkeypatch.setattr(yard, "run", failing(at))
+        with pytest.raises(LogyardError, match="killed"):
+            await topic.grow(count)
+        monkeypatch.setattr(yard, "run", run)
+        for key in KEYS:
+            await yard.topic("orders").send(key, b"", b"%d%d" % (count, at))
+    assert len((await topic.grow(5)).live) == 5
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        got = await taken(records, 6 * len(KEYS))
+    for key in KEYS:
+        assert [one.payload for one in got if one.key == key] == [b"1", b"31", b"32", b"33", b"44", b"56"]
+
+
+async def test_starts(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await topic.send(b"k", b"", b"old")
+    async with yard.consume("orders", group="strict", start="error") as records:
+        with pytest.raises(LogyardError) as refused:
+            await records.get(5)
+        assert refused.value.code == "no_offset"
+    async with yard.consume("orders", group="late", start="latest") as records:
+        assert await records.get(0.5) is None
+        await topic.send(b"k", b"", b"new")
+    # Where it begins is committed, also if nothing came: what comes meanwhile is not passed over.
+    async with yard.consume("orders", group="late", start="latest") as records:
+        assert (await taken(records, 1))[0].payload == b"new"
+    await yard.log(partition_log("orders", 0)).truncate(2)
+    await topic.send(b"k", b"", b"newest")
+    async with yard.consume("orders", group="late") as records:
+        assert (await taken(records, 1))[0].payload == b"newest", "what was truncated is passed over"
+    for wrong in ({"start": "middle"}, {"ttl": 0.1}, {"ttl": 400}):
+        with pytest.raises(BadRequest):
+            yard.consume("orders", group="g", **wrong)
+    with pytest.raises(BadRequest):
+        yard.consume("orders", group="")
+    with pytest.raises(LogyardError, match="no topic"):
+        await yard.consume("nowhere", group="g").get(5)
+
+
+async def test_nothing_is_given_without_an_answered_sign_of_life(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await topic.send_many([(b"k", b"", b"%d" % number) for number in range(10)])
+    async with yard.consume("orders", group="g", ttl=1) as records:
+        assert (await taken(records, 2))[1].payload == b"1"
+        plain = EmbeddedSystem.machine
+
+        def cut(self: EmbeddedSystem, name: str) -> Any:
+            if name.startswith("_groups"):
+                raise LogyardError("cut off", retry="elsewhere")
+            return plain(self, name)
+
+        monkeypatch.setattr(EmbeddedSystem, "machine", cut)
+        with trio.fail_after(10):
+            # What was fetched is here, and is given as long as it may be.
+            until_ = yard.clock() + 0.5
+            while (record := await records.get(0.1)) is not None:
+                assert yard.clock() < until_ + 0.2, record
+                await trio.sleep(0.1)
+        assert await records.get(0.3) is None
+        monkeypatch.setattr(EmbeddedSystem, "machine", plain)
+        with trio.fail_after(20):
+            assert await records.get(10) is not None
+
+
+async def test_a_dead_consumers_partitions_are_read_in_time_and_a_coordinator_may_die(tmp_path: Path) -> None:
+    ttl = 2.0
+    async with served(tmp_path, 3) as (run, doors, servers), connect(servers) as yard, connect(servers) as other:
+        topic = yard.topic("orders")
+        await topic.create(2)
+        await topic.send_many([(b"%d" % number, b"", None) for number in range(20)])
+        dead = other.consume("orders", group="g", ttl=ttl)
+        await taken(dead, 1)
+        async with yard.consume("orders", group="g", ttl=ttl, commit_every=0.2) as records:
+            await records.get(0.1)
+            # It gives nothing up, and then it is gone: a process that was killed.
+            other.close()
+            began = trio.current_time()
+            got = await taken(records, 10, 60.0)
+            assert trio.current_time() - began <= 1.5 * ttl + 2
+            coordinator = next(name for name in coordinators() if _known(run, name))
+            await doors.crash(await run.leader(coordinator))
+            await topic.send_many([(b"%d" % number, b"", None) for number in range(20, 40)])
+            seen = {(one.partition, one.offset) for one in got}
+            with trio.fail_after(60):
+                while len(seen) < 40:
+                    one = await records.__anext__()
+                    seen.add((one.partition, one.offset))
+            assert not (await records.commit()).lost
+
+
+def _known(run: Cluster, name: str) -> bool:
+    return any(row["name"] == name for row in run.nodes[1].groups())
