@@ -7,12 +7,12 @@ together. A note costs about 0.1 us. Called by `waterfall`.
 
 from __future__ import annotations
 
-import shutil
 import struct
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from .preload import preloaded
 
 VARIABLE = "BENCH_CALL_TIMES"
 KINDS = ("epoll_wait", "epoll_ctl", "receive", "send", "write", "sync", "usage", "switches")
@@ -188,25 +188,10 @@ class Traced(NamedTuple):
     calls: list[Call]
 
 
-class NoCompiler(Exception):
-    """The library can't be made; the message says what is missing."""
-
-
 def tracing_environment(directory: Path) -> Mapping[str, str]:
-    """Return the environment of processes whose calls are noted in `directory`; the library is made there."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise NoCompiler("to note calls a C compiler is needed: apt-get install gcc libc6-dev")
-    directory.mkdir(parents=True, exist_ok=True)
-    source, library = directory / "call_times.c", directory / "call_times.so"
-    source.write_text(SOURCE, encoding="utf-8")
-    done = subprocess.run(
-        [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise NoCompiler(f"the library that notes calls was not made: {done.stderr.strip()[:300]}")
-    return {"LD_PRELOAD": str(library.resolve()), VARIABLE: str(directory.resolve())}
+    """Return the environment of processes whose calls are noted in `directory`; the library is made there. Raises
+    `NoCompiler`."""
+    return {"LD_PRELOAD": preloaded(directory, "call_times", SOURCE), VARIABLE: str(directory.resolve())}
 
 
 def traced(directory: Path) -> Iterator[Traced]:

@@ -23,7 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .call_times import Call, NoCompiler, Traced, traced, tracing_environment
+from .call_times import Call, Traced, traced, tracing_environment
+from .preload import NoCompiler
 
 LOAD, NODE = "logyard.bench.load", "serve"
 CALLS = ("epoll_wait", "epoll_ctl", "receive", "send", "write", "sync")

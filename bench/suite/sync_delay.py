@@ -6,11 +6,10 @@ programs call the kernel themselves, so etcd and NATS cannot be slowed like this
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..preload import NoCompiler, preloaded
 from .table import SuiteFailed
 
 VARIABLE = "BENCH_SYNC_DELAY_US"
@@ -44,16 +43,8 @@ def delayed_environment(directory: Path, delay_ms: float) -> Mapping[str, str]:
     """Return the environment of processes whose syncs take so much longer; the library is made in `directory`."""
     if not delay_ms:
         return {}
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise SuiteFailed("to delay syncs a C compiler is needed: apt-get install gcc libc6-dev")
-    directory.mkdir(parents=True, exist_ok=True)
-    source, library = directory / "sync_delay.c", directory / "sync_delay.so"
-    source.write_text(SOURCE, encoding="utf-8")
-    done = subprocess.run(
-        [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise SuiteFailed(f"the library that delays syncs was not made: {done.stderr.strip()[:300]}")
-    return {"LD_PRELOAD": str(library.resolve()), VARIABLE: str(int(delay_ms * 1000))}
+    try:
+        library = preloaded(directory, "sync_delay", SOURCE)
+    except NoCompiler as error:
+        raise SuiteFailed(str(error)) from error
+    return {"LD_PRELOAD": library, VARIABLE: str(int(delay_ms * 1000))}

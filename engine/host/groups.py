@@ -507,9 +507,7 @@ class GroupRegistry:
         async with self._storing:
             await self._refuse(uids)
             for uid in uids:
-                member = self._groups.find(uid)
-                if member is not None:
-                    await self._gc.drop_unborn(member)
+                await self._gc.drop_unborn(uid)
 
     def _why_not(self, specs: Sequence[Spec]) -> str | None:
         """Return why these groups can't live here, if they can't."""

@@ -135,7 +135,7 @@ class ReplicaGC:
             lineage = lineages[number] if number < len(lineages) else ()
             member = self._find(uid)
             if member is not None and not member.raft.stopped and self._is_out(member, index, term):
-                self._spawn(self._drop, member, index, term, lineage)
+                self._spawn(self._drop, uid, index, term, lineage)
 
     def _is_out(self, member: Member, index: int, term: int) -> bool:
         raft = member.raft
@@ -153,12 +153,13 @@ class ReplicaGC:
         here, there = (0 if known_term is None else known_term, known), (0 if known_term is None else term, index)
         return there > here or (there == here and self._node_id not in raft.configuration.nodes())
 
-    async def _drop(self, member: Member, index: int, term: int, lineage: forks.Lineage = ()) -> None:
-        # What came before this task ran may have made it a member, and been acknowledged.
-        if member.raft.stopped or not self._is_out(member, index, term):
+    async def _drop(self, uid: int, index: int, term: int, lineage: forks.Lineage = ()) -> None:
+        # What came before this task ran may have made it a member, and been acknowledged, or let it fall asleep.
+        member = self._find(uid)
+        if member is None or member.raft.stopped or not self._is_out(member, index, term):
             return
         first = forks.first_of(member, lineage)
-        if first and not await self._keep_fork(member, first, lineage):
+        if first and not (await self._keep_fork(member, first, lineage) and self._find(uid) is member):
             return
         log.info("group %s: node %d is no member since index %d", member.spec.name, self._node_id, index)
         await self._leave(member, index, f"this node is no member of the group any more (index {index})")
@@ -212,7 +213,7 @@ class ReplicaGC:
             refused_by = self._refused_by.setdefault(uid, set())
             refused_by.update({node} & voters)
             if (len(voters) - len(refused_by)) * 2 <= len(voters):
-                self._spawn(self.drop_unborn, member)
+                self._spawn(self.drop_unborn, uid)
 
     def unborn(self, member: Member) -> bool:
         """Return whether nobody is known here who ever led it: its log is empty, it does not lead, and this node was
@@ -221,10 +222,11 @@ class ReplicaGC:
         empty = not raft.log.last_index and not raft.configuration_index and member.uid not in self.departed
         return empty and raft.role != LEADER and not raft.stopped and not member.damaged
 
-    async def drop_unborn(self, member: Member) -> None:
+    async def drop_unborn(self, uid: int) -> None:
         """Let a group go whose creation failed: this node refuses it from here on, and keeps its vote."""
-        self._refused_by.pop(member.uid, None)
-        if self.unborn(member):
+        self._refused_by.pop(uid, None)
+        member = self._find(uid)
+        if member is not None and self.unborn(member):
             log.info("group %s, whose creation failed, goes", member.spec.name)
             await self._leave(member, 0, "its creation failed")
 

@@ -3,7 +3,7 @@
 A leader whose followers have all that came before sends what is new, a follower stores it, the commit index moves: no
 hard state, no vote, no probe, no read, no change of members. Invariant: `hand_out` changes the core, and gives to send
 and to store, exactly what `Raft.ready` would, or it changes nothing and says so: the core is the judge, and the same
-seeds give the same histories with and without it (`tests/sim/test_steady.py`). Called by `engine.host.ready_loop`.
+seeds give the same histories with and without it (`tests/sim/test_sim.py`). Called by `engine.host.ready_loop`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ mod revision, value. Used by `service.cli.root`.
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .logs import members_option, opened, servers_option, text_of
+from .as_text import shown, text_of
+from .logs import members_option, opened, servers_option
 from .output import Output, json_option
 
 if TYPE_CHECKING:
@@ -34,12 +34,6 @@ def data_of(text: str) -> bytes:
 def end_of(end: str | None) -> bytes | None:
     """Return bytes of --end, if it is given."""
     return None if end is None else data_of(end)
-
-
-def shown(name: str, data: bytes) -> dict[str, str]:
-    """Return a key or value for --json."""
-    text = text_of(data)
-    return {f"{name}_base64": base64.b64encode(data).decode()} if text is None else {name: text}
 
 
 def fields_of(one: KeyValue) -> dict[str, object]:

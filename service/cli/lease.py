@@ -9,7 +9,8 @@ import threading
 
 import click
 
-from .kv import printable, shown
+from .as_text import shown
+from .kv import printable
 from .logs import opened, servers_option
 from .output import Output, json_option
 

@@ -7,7 +7,6 @@ and --tls-key, else LOGYARD_TLS_CA, _CERT and _KEY. Used by `service.cli.root`.
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
+from .as_text import shown, text_of
 from .output import Output, bytes_text, json_option
 from .payloads import Source, append_source, complete, input_records, write_payload
 from .values import since_option
@@ -472,15 +472,6 @@ def pages(
             return
 
 
-def text_of(data: bytes) -> str | None:
-    """Return the bytes as printable text, or None."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return None
-    return text if all(character.isprintable() or character in "\n\t" for character in text) else None
-
-
 def record_fields(record: Record, metadata_only: bool) -> dict[str, object]:
     """Return one record for --json: `metadata` and `payload` are text where they are text, else `..._base64`."""
     fields: dict[str, object] = {
@@ -491,16 +482,9 @@ def record_fields(record: Record, metadata_only: bool) -> dict[str, object]:
         "size": record.size,
         "stored": record.stored,
     }
-    parts = [("metadata", record.metadata)]
+    fields.update(shown("metadata", bytes(record.metadata)))
     if not metadata_only and record.payload is not None:
-        parts.append(("payload", record.payload))
-    for key, value in parts:
-        data = bytes(value)
-        text = text_of(data)
-        if text is None:
-            fields[f"{key}_base64"] = base64.b64encode(data).decode()
-        else:
-            fields[key] = text
+        fields.update(shown("payload", bytes(record.payload)))
     return fields
 
 

@@ -5,7 +5,6 @@ Rows are tab-separated, for other programs; with --json one object. Registered b
 
 from __future__ import annotations
 
-import base64
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .logs import members_option, opened, servers_option, text_of
+from .as_text import cell, shown
+from .logs import members_option, opened, servers_option
 from .output import EXIT_FAILED, Output, json_option
 
 if TYPE_CHECKING:
@@ -248,24 +248,13 @@ def message_fields(message: Message) -> dict[str, object]:
     }
     if message.reason:
         fields["reason"] = message.reason
-    for key, data in (("metadata", message.metadata), ("body", message.body)):
-        if data is None:
-            continue
-        text = text_of(data)
-        if text is None:
-            fields[f"{key}_base64"] = base64.b64encode(data).decode()
-        else:
-            fields[key] = text
-    return fields
+    return {**fields, **shown("metadata", message.metadata), **shown("body", message.body)}
 
 
 def message_line(message: Message) -> str:
     """Return one row; tabs and line breaks within text are written as \\t and \\n, other bytes as base64."""
     cells = [str(message.id), str(message.deliveries)]
-    for data in (message.metadata, message.body or b""):
-        text = text_of(data)
-        cell = f"base64:{base64.b64encode(data).decode()}" if text is None else text
-        cells.append(cell.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n"))
+    cells += [cell(message.metadata), cell(message.body or b"")]
     if message.reason:
         cells.append(message.reason)
     return "\t".join(cells)

@@ -5,14 +5,14 @@ Rows are tab-separated, for other programs; with --json one object. Registered b
 
 from __future__ import annotations
 
-import base64
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .logs import members_option, opened, servers_option, text_of
+from .as_text import cell, shown
+from .logs import members_option, opened, servers_option
 from .output import Output, json_option
 
 if TYPE_CHECKING:
@@ -308,30 +308,16 @@ def consume(
 
 def record_fields(record: Consumed) -> dict[str, object]:
     """Return one record for --json: bytes are text where they are text, else `..._base64`."""
-    fields: dict[str, object] = {
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-    }
-    for key, data in (("key", record.key), ("metadata", record.metadata), ("payload", record.payload)):
-        if data is None:
-            continue
-        text = text_of(data)
-        if text is None:
-            fields[f"{key}_base64"] = base64.b64encode(data).decode()
-        else:
-            fields[key] = text
-    return fields
+    return {
+        "partition": record.partition, "offset": record.offset, "timestamp": record.timestamp,
+        **shown("key", record.key), **shown("metadata", record.metadata), **shown("payload", record.payload),
+    }  # fmt: skip
 
 
 def record_line(record: Consumed) -> str:
     """Return one row; tabs and line breaks within text are written as \\t and \\n, other bytes as base64."""
-    cells = [str(record.partition), str(record.offset)]
-    for data in (record.key or b"", record.metadata, record.payload or b""):
-        text = text_of(data)
-        cell = f"base64:{base64.b64encode(data).decode()}" if text is None else text
-        cells.append(cell.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n"))
-    return "\t".join(cells)
+    data = (record.key or b"", record.metadata, record.payload or b"")
+    return "\t".join([str(record.partition), str(record.offset), *map(cell, data)])
 
 
 @click.group("groups")

@@ -81,5 +81,5 @@ async def test_a_replica_that_goes_a_second_time_keeps_the_promises_of_the_first
             await c.applied()
         member = c.member(3)
         member.raft.promise = (first.last_term + 1, 1)
-        await replica_gc._drop(member, member.raft.applied + 1, member.raft.term)
+        await replica_gc._drop(uid, member.raft.applied + 1, member.raft.term)
         assert replica_gc.departed[uid][2:4] == (first.last_term + 1, 1)

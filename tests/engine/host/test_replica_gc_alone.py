@@ -123,6 +123,20 @@ async def test_who_became_a_member_since_it_was_told_that_it_is_none_stays() -> 
         assert one.members == {UID: member} and not member.raft.stopped
 
 
+@pytest.mark.parametrize("how", ["asleep", "deleted"])
+async def test_who_is_another_object_when_its_turn_comes_is_looked_for_again(how: str) -> None:
+    """It fell asleep between the word and its task: as a row it is nobody's member, and the word is of what wakes."""
+    member, woken = follower(), follower()
+    async with node(member) as (_, one):
+        one.gc.on_told([(UID, 11, 3)])
+        one.members.pop(UID)
+        if how == "asleep":
+            one.members[UID] = woken
+        await settled()
+        assert not member.raft.stopped and woken.raft.stopped == (how == "asleep")
+        assert not one.members and (UID in one.gc.departed) == (how == "asleep")
+
+
 async def test_what_only_this_replica_has_is_kept_before_it_goes() -> None:
     member = follower()
     lineage = [(1, 3), (7, 3 + FORCED_TERMS), (30, 3 + FORCED_TERMS)]
@@ -252,6 +266,6 @@ async def test_nobody_talks_a_born_group_or_a_member_that_was_let_in_out_of_anyt
         one.gc.departed[66] = Departed(3, 1, 2, 9, 12, admitted=20)
         for number in (2, 3):
             one.gc.on_refused(number, [UID, 66])
-        await one.gc.drop_unborn(again)
+        await one.gc.drop_unborn(again.uid)
         await settled()
         assert one.members.keys() == {UID, 66} and not again.raft.stopped
