@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from logyard.engine.raft.configuration import KINDS, Change
-from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader

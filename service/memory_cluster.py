@@ -18,7 +18,7 @@ import trio.testing
 from logyard.client.background import background
 from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Machine
-from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.memory import MemoryNetwork

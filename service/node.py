@@ -23,6 +23,7 @@ from logyard.engine.log.meta_batch import MetaBatch
 from logyard.engine.log.meta_rows import PLACES
 from logyard.engine.machine import Machine
 from logyard.engine.ports import NoPeers
+from logyard.engine.replica.build import MakeCore, make_raft
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import CATALOG_ANSWER, CATALOG_ASK, CATALOG_VIEW, without_body
 from logyard.engine.transport.config import TransportConfig
@@ -362,15 +363,16 @@ def build_system(
     machines: Callable[[str, dict[str, Any]], Machine] = create_machine,
     draw: Callable[[int], int] | None = None,
     writer_command: Sequence[str] = (),
+    make_core: MakeCore = make_raft,
 ) -> System:
-    """Return an engine on a directory, not opened yet. `disk`, `machines` and the random source of elections are other
-    than the usual ones in tests. `writer_command` starts the process that storage jobs run in; without one they run in
-    threads."""
+    """Return an engine on a directory, not opened yet. `disk`, `machines`, the random source of elections and
+    `make_core` are other than the usual ones in tests. `writer_command` starts the process that storage jobs run in;
+    without one they run in threads."""
     disk = disk or Disk()
     writer = WriterProcess(path, config, disk, writer_command) if writer_command else None
     store = StoreAdapter(path / "payloads", config, disk, writer)
     own = random.Random(int.from_bytes(os.urandom(8), "little"))
-    return System(path, node_id, cluster_id, config, store, machines, draw or own.randrange, disk, writer)
+    return System(path, node_id, cluster_id, config, store, machines, draw or own.randrange, disk, writer, make_core)
 
 
 async def _no_catalog(*what: object) -> Any:

@@ -15,8 +15,7 @@ from logyard.engine.log.wal import Wal
 from logyard.engine.ports import HomePort, StorePort
 from logyard.engine.quiesce.names import Names
 from logyard.engine.quiesce.quiesced_table import QuiescedTable, Row
-from logyard.engine.raft.core import LEADER
-from logyard.engine.raft.state import FOLLOWER, ROLE_NAMES
+from logyard.engine.raft.state import FOLLOWER, LEADER, ROLE_NAMES
 from logyard.engine.replica import effects
 from logyard.engine.replica.member import ASLEEP, HALTED, RUNNING, Member
 from logyard.machines.log import AppendLog

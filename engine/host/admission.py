@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 from logyard.protocol.errors import Busy
 
 from ..config import SystemConfig
+from ..core import Core
 from ..log.cache import PayloadCache
 from ..log.group_commit import GroupCommit
 from ..log.space import Space
-from ..raft.core import Raft
 from ..raft.progress import Window
 
 GROUP: Final = "the group's byte budget"
@@ -120,7 +120,7 @@ class Debtor(Protocol):
 
     inflight_bytes: int
     queue_bytes: int
-    raft: Raft
+    raft: Core
 
 
 class Backlog(Protocol):

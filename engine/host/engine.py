@@ -41,7 +41,7 @@ from ..recovery.incarnation import Incarnation
 from ..recovery.open import DataDirectory, Files, Start
 from ..recovery.open import Groups as Found
 from ..repair.compose import compose_repair
-from ..replica.build import limits_of
+from ..replica.build import MakeCore, limits_of, make_raft
 from ..replica.compose import compose_replicas
 from ..replica.ground import Ground
 from ..replica.log_clock import Clocks
@@ -61,7 +61,7 @@ class System:
 
     `writer` is the process that storage jobs run in; without one they run in threads.
     `machines` turns a machine's name and arguments into a fresh machine. `draw(n)` is the random source of elections,
-    in [0, n).
+    in [0, n). `make_core` makes what decides a group's log.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class System:
         draw: Callable[[int], int],
         disk: Disk | None = None,
         writer: WriterPort | None = None,
+        make_core: MakeCore = make_raft,
     ) -> None:
         self.path = path
         self.node_id = node_id
@@ -118,7 +119,7 @@ class System:
             config, storage.group_commit, storage.space, storage.segment_writer.unflushed, storage.compactor,
             self.cache, self.windows, refused,
         )  # fmt: skip
-        self.replicas = compose_replicas(ground, storage, machines, draw, self.admission)
+        self.replicas = compose_replicas(ground, storage, machines, draw, make_core, self.admission)
         self.transfers = compose_transfers(ground, storage, self.replicas)
         self.repair = compose_repair(ground, storage, self.replicas, self.transfers)
         self.quiescence = compose_quiescence(

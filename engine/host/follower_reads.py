@@ -18,7 +18,7 @@ import trio
 from logyard.protocol.errors import Busy, LogyardError, NotLeader
 from logyard.protocol.pending import PendingReply
 
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from ..replica.leadership import wait
 from ..replica.member import Member
 from ..transport.blobs import READ_ASK, READ_INDEX, SendBlob

@@ -27,7 +27,7 @@ from logyard.protocol.errors import Gone, LogyardError, NoSpace
 
 from ..disk.door import Disk
 from ..entry import Entry, units_of
-from ..raft.election import FORCED_TERMS
+from ..raft.state import FORCED_TERMS
 from ..replica.member import Member
 from ..replica.reader import Located, Wanted
 from ..types import Buffer

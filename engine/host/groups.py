@@ -23,7 +23,6 @@ import trio
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, Refused
 
 from ..log import checkpoint_rows as rows
-from ..raft import membership
 from ..replica.member import Member
 from ..transport.blobs import (
     DEFINE_GROUPS,
@@ -404,7 +403,7 @@ class GroupRegistry:
         the group."""
         found = [member for uid in uids if (member := self._groups.find(uid)) is not None]
         # Whoever was a member by definition, is one by now, or was one until a change that is under way.
-        nodes = {node for member in found for node in (*member.spec.voters, *membership.all_nodes(member.raft))}
+        nodes = {node for member in found for node in (*member.spec.voters, *member.raft.all_nodes())}
         self.deleted.update(uids)
         for member in found:
             self._host.detach(member, "deleted")

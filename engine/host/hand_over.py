@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Set
 
 from logyard.protocol.errors import Refused
 
-from ..raft.core import LEADER
-from ..raft.election import heirs
+from ..raft.state import LEADER
 from ..replica.member import RUNNING, Member
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class HandOver:
             if count == MOVES_PER_LOOK:
                 break
             if self._may_go(member, now):
-                heir = next((node for node in heirs(member.raft) if node in faster), 0)
+                heir = next((node for node in member.raft.heirs() if node in faster), 0)
                 count += bool(heir) and self._transfer(member, heir, now)
         return count
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from logyard.protocol.errors import BadRequest, LogyardError, Outdated
 
 from ..entry import Entry, verify_bodies
-from ..raft.core import LEADER
 from ..raft.messages import APPEND, APPEND_REPLY, Message
 from ..raft.progress import Window
+from ..raft.state import LEADER
 from ..replica.member import Member
 from ..transport.blobs import DELETE_GROUPS, UNKNOWN_GROUPS, Handler, SendBlob, check_shape
 

@@ -21,10 +21,9 @@ import trio
 from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
 from ..entry import Entry, units_of
-from ..raft import election
-from ..raft.core import LEADER
 from ..raft.messages import SNAPSHOT, Message
 from ..raft.progress import Window
+from ..raft.state import LEADER
 from ..replica.member import Member
 from ..replica.reader import Located
 from ..types import Buffer
@@ -191,7 +190,7 @@ class Outbound:
         committed no peer gives one, and who waits to be mended can't."""
         raft = member.raft
         if raft.role == LEADER and not raft.stopped:
-            election.resign(raft, True)
+            raft.resign(True)
             self._wake(member)
 
     def _is_due(self, member: Member, message: Message) -> bool:

@@ -19,11 +19,9 @@ from logyard.protocol.errors import NotLeader
 from ..entry import Entry
 from ..log.record import HardState
 from ..log.wal import WalItem
-from ..raft import steady
-from ..raft.core import LEADER
 from ..raft.messages import APPEND, SNAPSHOT, Message
 from ..raft.ready import Ready
-from ..raft.replication import UNTOLD
+from ..raft.state import LEADER, UNTOLD
 from ..replica.log_clock import Clocks
 from ..replica.member import Member
 from ..replica.proposals import Shape
@@ -306,7 +304,7 @@ class ReadyLoop:
                 proposals.propose(driven.log_time(member), self._shape)
         if not raft.dirty:
             return
-        handed = steady.hand_out(raft, messages) if member.slow_sends is None else None
+        handed = raft.hand_out(messages) if member.slow_sends is None else None
         ready = raft.ready() if handed is None else None
         if raft.untold == UNTOLD:
             self._note_untold(member)

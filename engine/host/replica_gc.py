@@ -28,7 +28,7 @@ from logyard.protocol.errors import LogyardError
 from ..log import checkpoint_rows as rows
 from ..log.meta_rows import Departed
 from ..log.wal import WalItem
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from ..replica.member import STOPPED, Member
 from ..transport.blobs import REFUSED_GROUPS, REMOVED_GROUPS, SendBlob
 from . import forks

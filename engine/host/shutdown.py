@@ -26,9 +26,8 @@ from ..disk.door import Disk
 from ..log import meta_rows
 from ..log.checkpoint_rows import Put
 from ..log.wal import Wal, WalItem
-from ..raft import election
-from ..raft.core import LEADER
 from ..raft.messages import LEADER_GONE, TIMEOUT_NOW, Message
+from ..raft.state import LEADER
 from ..recovery.incarnation import MARK
 from ..replica.member import Member
 
@@ -118,7 +117,7 @@ class FailStop:
             raft = member.raft
             if raft.role != LEADER or raft.stopped:
                 continue
-            election.resign(raft, handed < HEIRS_MAX)
+            raft.resign(handed < HEIRS_MAX)
             handed += 1
             ready = raft.ready()
             if ready is not None:

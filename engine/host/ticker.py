@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 import trio
 
 from ..config import SystemConfig
-from ..raft import quiescence
 from ..replica.member import Member
 
 log = logging.getLogger(__name__)
@@ -233,7 +232,7 @@ class Ticker:
         groups = self._groups
 
         def abdicate(member: Member) -> None:
-            quiescence.abdicate(member.raft)
+            member.raft.abdicate()
             if member.raft.has_ready:
                 groups.mark(member)
                 groups.active.add(member)

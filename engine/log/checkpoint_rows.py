@@ -7,19 +7,17 @@ is written before they go.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
+from ..core import Core
 from ..identity import Origin
-from ..raft.membership import Configuration
+from ..raft.configuration import Configuration
 from ..replica.member import Member
 from ..snapshot.format import Encoded, Snapshot
 from ..types import Spec
 from . import meta_rows
-
-if TYPE_CHECKING:
-    from ..raft.core import Raft
 
 Put = tuple[bytes, bytes | None]
 
@@ -80,7 +78,7 @@ def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int
     return row.put()
 
 
-def _configurations(raft: Raft) -> list[list[object]]:
+def _configurations(raft: Core) -> list[list[object]]:
     """Return (index, term, configuration) of the one in force and of those after it; at a restart only what is still in
     the log counts."""
     index, base = raft.base

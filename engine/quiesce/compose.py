@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..log.compose import Storage
 from ..log.meta import MetaStore
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from ..repair import log_repair
 from ..repair.log_repair import LogRepair
 from ..replica.compose import Replicas

@@ -19,8 +19,7 @@ import trio
 from logyard.protocol.errors import LogyardError
 
 from ..log import checkpoint_rows as rows
-from ..raft import quiescence
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from ..replica.member import RUNNING, Member
 from ..transport.blobs import AWAKE, SLEEP, SLEEPING
 from .quiesced_table import QuiescedTable, row_of
@@ -91,7 +90,7 @@ class Hibernation:
             return False
         if self._is_held(member) or (kept is not None and (kept.todo or kept.appends)):
             return False
-        return member.resolves and member.raft.log.last_index > 0 and quiescence.may_hibernate(member.raft)
+        return member.resolves and member.raft.log.last_index > 0 and member.raft.may_hibernate()
 
     async def prepare(self, members: Sequence[Member], leader: int) -> dict[Member, rows.Put]:
         """Take snapshots at the last entry, and store state rows that say all there is; return those, durable, of

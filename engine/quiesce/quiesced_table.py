@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from ..log.meta_rows import StateRow
-from ..raft.membership import Configuration
+from ..raft.configuration import Configuration
 from ..recovery.rebuild import log_base
 from ..replica.member import Member
 from ..types import Spec

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..raft import quiescence
 from ..replica.build import first_leader
 from ..replica.log_time import LogTime
 from ..replica.member import STOPPED, Member
@@ -171,7 +170,7 @@ class Unquiesce:
             # Who is elected now goes on from there.
             member.heard(clock.read_at(member.log_time))
         if leader == own and raft.vote == own and raft.term == row.term:
-            quiescence.resume_leader(raft, row.shape.asleep)
+            raft.resume_leader(row.shape.asleep)
             if clock is not None:
                 member.begin_clock(clock)
             self._host.on_leading(member)
@@ -179,7 +178,7 @@ class Unquiesce:
                 if node != by:
                     self.note_awake(node, member.uid)
         elif leader and leader != own and raft.term == row.term and leader in self._live:
-            quiescence.resume_follower(raft, leader)
+            raft.resume_follower(leader)
             if by != leader:
                 # It hears of this, and the group is awake on all its nodes.
                 raft.on_link_reset(leader)
@@ -188,7 +187,7 @@ class Unquiesce:
         elif use or raft.configuration.voters == (own,):
             raft.campaign()
         elif not by:
-            quiescence.orphan(raft)
+            raft.orphan()
 
     def _begin(self, member: Member, use: bool, by: int) -> None:
         """Let a group that was never used be led: first by the node that its uid picks, so that leaders are spread; by
@@ -201,7 +200,7 @@ class Unquiesce:
             # If that comes to nothing, this node campaigns after an election timeout.
             self._host.send_blob(first, AWAKE, 0, {"groups": [member.uid]})
         elif not by:
-            quiescence.orphan(raft)
+            raft.orphan()
 
     @property
     def is_busy(self) -> bool:

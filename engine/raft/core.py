@@ -7,19 +7,19 @@ from one thread; none blocks, reads a clock or raises for what a peer said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import TypeAlias
 
 from logyard.protocol.errors import Busy, NotLeader
 
 from ..entry import CONFIGURATION, NOOP, Entry
-from . import dispatch, election, membership, mending, quiescence, reads, replication, snapshots
+from . import dispatch, election, membership, mending, quiescence, reads, replication, snapshots, steady
 from .membership import Change, Configuration
 from .messages import APPEND, APPEND_REPLY, CONFIRM, Message
 from .progress import PROBE, Progress, Window
 from .raft_log import RaftLog
 from .ready import Ready
-from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, ROLE_NAMES, Lie, Limits
+from .state import CANDIDATE, FOLLOWER, LEADER, LEFT, NOTED, PRECANDIDATE, ROLE_NAMES, Lie, Limits
 
 __all__ = [
     "CANDIDATE", "FOLLOWER", "LEADER", "PRECANDIDATE", "Change", "Configuration", "Limits", "Raft", "RaftLog", "Ready",
@@ -250,7 +250,7 @@ class Raft:
     def note_untold(self, many: bool) -> None:
         """Note that somebody will call `tell`; where many groups wait for it, entries are given time, and ticks do not
         tell before."""
-        self.untold = replication.LEFT if many else replication.NOTED
+        self.untold = LEFT if many else NOTED
 
     def resume(self) -> None:
         """Look for what can be sent, as a node's window has room again."""
@@ -266,6 +266,18 @@ class Raft:
         that does not lead."""
         if not self.stopped:
             election.campaign(self, transfer)
+
+    def heirs(self) -> list[int]:
+        """Return the members that may lead in its place, the best first."""
+        return election.heirs(self)
+
+    def resign(self, name_heir: bool) -> None:
+        """Give up leading, as the host is about to end. See `election.resign`."""
+        election.resign(self, name_heir)
+
+    def abdicate(self) -> None:
+        """Give up leading while another voter can: this node's disk hangs."""
+        quiescence.abdicate(self)
 
     def stop(self) -> None:
         """Take no more part. A leader's last `Ready` tells its followers so."""
@@ -293,6 +305,22 @@ class Raft:
         old one comes after this."""
         if not self.stopped:
             quiescence.on_link_reset(self, node)
+
+    def may_hibernate(self) -> bool:
+        """Return whether nothing at all is under way here."""
+        return quiescence.may_hibernate(self)
+
+    def resume_leader(self, asleep: Collection[int]) -> None:
+        """Lead on after a sleep in this process; who is in `asleep` has everything."""
+        quiescence.resume_leader(self, asleep)
+
+    def resume_follower(self, leader: int) -> None:
+        """Follow on after a sleep."""
+        quiescence.resume_follower(self, leader)
+
+    def orphan(self) -> None:
+        """Campaign soon: the leader before the sleep is gone."""
+        quiescence.orphan(self)
 
     @property
     def is_quiet(self) -> bool:
@@ -360,6 +388,9 @@ class Raft:
         return not self.stopped and snapshots.install(self, index, term, configuration)
 
     # ---- out
+
+    hand_out = steady.hand_out
+    """A method as it stands there: the host asks it once a group and turn, and it costs no second call."""
 
     def ready(self) -> Ready | None:
         """Return what there is to do, or None. See `Ready` for what may be done when."""
@@ -440,6 +471,10 @@ class Raft:
     def applied_configuration(self) -> Configuration:
         """The configuration in force at `applied`: what a snapshot taken now carries."""
         return membership.configuration_at(self, self.applied)
+
+    def all_nodes(self) -> set[int]:
+        """Return the members by any configuration that may be in force somewhere."""
+        return membership.all_nodes(self)
 
     # ---- for people and tests
 

@@ -26,7 +26,7 @@ from .messages import (
     Message,
 )
 from .quorum import LOST, WON, vote_outcome
-from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, TERM_MAX
+from .state import CANDIDATE, FOLLOWER, FORCED_TERMS, LEADER, PRECANDIDATE, TERM_MAX
 
 if TYPE_CHECKING:
     from .core import Raft
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 BACKOFF_MAX = 6
 PARKED = 3
 """So many denials by members that hear a leader: of at least two rounds in a group of three."""
-FORCED_TERMS = 1 << 20
-"""How far `force` raises the term: above whatever the others may have reached or will reach by themselves."""
 
 
 def draw_timeout(raft: Raft) -> None:

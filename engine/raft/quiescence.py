@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from . import election, membership, mending, reads, replication
 from .progress import PROBE, REPLICATE, SNAPSHOTTING
 from .quorum import has_quorum
-from .state import FOLLOWER, LEADER
+from .state import FOLLOWER, LEADER, LEFT
 
 if TYPE_CHECKING:
     from .core import Raft
@@ -109,7 +109,7 @@ def _tick_leader(raft: Raft) -> None:
         raft.dirty = True
     if raft.reads is not None:
         reads.tick(raft, raft.reads)
-    if limits.lazy_commit and raft.untold != replication.LEFT:
+    if limits.lazy_commit and raft.untold != LEFT:
         replication.tell(raft)
     for node, progress in raft.progress.items():
         if node not in live:

@@ -8,7 +8,7 @@ the term already settled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from logyard.protocol.errors import BadRequest
 
@@ -18,7 +18,7 @@ from .configuration import Configuration
 from .messages import APPEND, APPEND_REPLY, CONFIRM, SNAPSHOT, TIMEOUT_NOW, Message
 from .progress import PROBE, REPLICATE, SNAPSHOTTING, Progress
 from .quorum import committed_index
-from .state import Lie
+from .state import UNTOLD, Lie
 
 if TYPE_CHECKING:
     from .core import Raft
@@ -28,12 +28,6 @@ Run: TypeAlias = tuple[int, int, list[Entry], int]
 
 NOTHING: tuple[Entry, ...] = ()
 NONE: tuple[tuple[int, Configuration], ...] = ()
-UNTOLD: Final = 1
-"""`Raft.untold`: a follower has everything and was not told the commit index; 0: none."""
-NOTED: Final = 2
-"""The host knows: it calls `tell` soon, which looks at all of them."""
-LEFT: Final = 3
-"""The host knows, and leaves it to entries for a while."""
 
 
 # ---- leader: sending

@@ -16,6 +16,16 @@ LEADER: Final = 3
 
 ROLE_NAMES: Final = ("follower", "precandidate", "candidate", "leader")
 
+UNTOLD: Final = 1
+"""`Raft.untold`: a follower has everything and was not told the commit index; 0: none."""
+NOTED: Final = 2
+"""The host knows: it calls `tell` soon, which looks at all of them."""
+LEFT: Final = 3
+"""The host knows, and leaves it to entries for a while."""
+
+FORCED_TERMS: Final = 1 << 20
+"""How far `election.force` raises the term: above whatever the others may have reached or will reach by themselves."""
+
 
 class Lie(Exception):
     """What a peer said contradicts what is known for certain: only a broken or hostile one says it. Leaves `core.step`

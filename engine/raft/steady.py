@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ..entry import Entry
 from .messages import APPEND, Message
 from .progress import PROBE, REPLICATE
-from .replication import UNTOLD
-from .state import LEADER
+from .state import LEADER, UNTOLD
 
 if TYPE_CHECKING:
     from .core import Raft

@@ -34,9 +34,9 @@ from ..log.meta import MetaStore
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
-from ..raft.core import LEADER
 from ..raft.mending import Mend
 from ..raft.quorum import has_quorum
+from ..raft.state import LEADER
 from ..recovery.damage import Damaged, blank, configuration_of, judge
 from ..replica.member import RUNNING, STOPPED, Member
 from ..snapshot.format import Snapshot

@@ -24,7 +24,7 @@ from logyard.protocol.errors import Corrupt, LogyardError
 from ..log import checkpoint_rows as rows
 from ..log import meta_rows
 from ..log.meta import MetaStore
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from ..ranges import union
 from ..replica.member import Member
 

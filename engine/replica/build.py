@@ -7,19 +7,20 @@ lives of its payloads. Used by a start, by the waking of a hibernating group, by
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..config import SystemConfig
-from ..entry import Entry, build_plain
+from ..core import Core
+from ..entry import build_plain
 from ..log.meta_rows import Departed, SnapshotRow, StateRow
 from ..log.recovered import Recovered
 from ..machine import Machine
 from ..ports import StorePort
-from ..raft.core import LEADER, Raft
+from ..raft.core import Encode, Raft
 from ..raft.mending import Mend
 from ..raft.progress import Window
-from ..raft.state import Limits
-from ..recovery.rebuild import rebuild
+from ..raft.state import LEADER, Limits
+from ..recovery.rebuild import Image, rebuild
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Snapshot
 from ..types import Spec
@@ -43,6 +44,21 @@ class Cores(NamedTuple):
     """Bytes under way, by follower's node."""
 
 
+MakeCore: TypeAlias = Callable[[Cores, Spec, Image, Encode, Mend | None], Core]
+"""Makes a group's core of what was recovered of it, with no member lead yet; `encode` makes entries of its own."""
+
+
+def make_raft(cores: Cores, spec: Spec, image: Image, encode: Encode, mend: Mend | None) -> Raft:
+    """Return a Raft core."""
+    index, configuration = image.base
+    return Raft(
+        spec.uid, cores.node_id, configuration, image.log,
+        term=image.term, vote=image.vote, commit=image.commit,
+        live=cores.live, draw=cores.draw, encode=encode, limits=cores.limits, windows=cores.windows,
+        configuration_index=index, configurations=image.configurations, promise=image.promise, mend=mend,
+    )  # fmt: skip
+
+
 def limits_of(config: SystemConfig) -> Limits:
     """Return the limits of a node's cores: one object for all groups."""
     return Limits(
@@ -58,13 +74,14 @@ def limits_of(config: SystemConfig) -> Limits:
 
 
 class Builder:
-    """Builds members. `machines` gives a fresh machine by its name and arguments; `load(row)` a stored snapshot with
-    its chunks; `departed(uid)` what an earlier replica here promised; `own_time(uid, kind)` the log time of an entry of
-    a core's own; `admission` counts what members are asked to propose."""
+    """Builds members. `make_core` makes their cores; `machines` gives a fresh machine by its name and arguments;
+    `load(row)` a stored snapshot with its chunks; `departed(uid)` what an earlier replica here promised;
+    `own_time(uid, kind)` the log time of an entry of a core's own; `admission` counts what members are asked to
+    propose."""
 
     def __init__(
         self,
-        cores: Cores,
+        make_core: Callable[[Spec, Image, Encode, Mend | None], Core],
         machines: Callable[[str, dict[str, Any]], Machine],
         store: StorePort,
         load: Callable[[SnapshotRow], Snapshot],
@@ -73,7 +90,7 @@ class Builder:
         admission: Admission,
         clocks: Clocks,
     ) -> None:
-        self._cores = cores
+        self._make_core = make_core
         self._machines = machines
         self._store = store
         self._load = load
@@ -96,19 +113,11 @@ class Builder:
     ) -> Member:
         """Return the member of a checkpoint, a snapshot and what the WAL says on top; with `mend`, one that lost what
         came after that. Raises `Corrupt` when they leave a gap."""
-        cores, now = self._cores, self._clocks.monotonic_ns()
+        now = self._clocks.monotonic_ns()
         snapshot = self._load(snapshot_row) if snapshot_row else None
         image = rebuild(spec, state, snapshot, recovered, self._departed(spec.uid), mend is not None)
         image.check()
-        index, configuration = image.base
-        raft = Raft(
-            spec.uid, cores.node_id, configuration, image.log,
-            term=image.term, vote=image.vote, commit=image.commit,
-            live=cores.live, draw=cores.draw, encode=self._encoder(spec.uid), limits=cores.limits,
-            windows=cores.windows,
-            configuration_index=index, configurations=image.configurations,
-            promise=image.promise, mend=mend,
-        )  # fmt: skip
+        raft = self._make_core(spec, image, self._encoder(spec.uid), mend)
         machine = self._machines(spec.machine, spec.arguments)
         member = Member(spec, raft, machine, self._store.new_liveness(), self._admission)
         member.adopt(image.runs, image.flushed, image.floor, now)
@@ -127,7 +136,7 @@ class Builder:
                 raft.on_applied(snapshot.index)
         return member
 
-    def _encoder(self, uid: int) -> Callable[[int, int, int, bytes], Entry]:
+    def _encoder(self, uid: int) -> Encode:
         """Return what encodes entries of a core's own."""
         own_time = self._own_time
         return lambda index, term, kind, content: build_plain(index, term, kind, own_time(uid, kind), content)

@@ -6,6 +6,7 @@ What goes further up is in `Above`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from logyard.protocol.errors import Corrupt, LogyardError
@@ -18,7 +19,7 @@ from ..types import Buffer
 from ..upcall import Upcall, Upcalls
 from . import applier
 from .applier import Applier
-from .build import Builder, Cores, Enliven
+from .build import Builder, Cores, Enliven, MakeCore
 from .delivery import Delivery
 from .effects import Effects
 from .ground import Ground
@@ -89,10 +90,11 @@ def compose_replicas(
     storage: Storage,
     machines: Callable[[str, dict[str, Any]], Machine],
     draw: Callable[[int], int],
+    make_core: MakeCore,
     admission: Admission,
 ) -> Replicas:
     """Build a node's. `machines` turns a machine's name and arguments into a fresh machine; `draw` is the random source
-    of elections; `admission` counts what members are asked to propose."""
+    of elections; `make_core` makes cores; `admission` counts what members are asked to propose."""
     node_id, config, members, live, loop = ground.node_id, ground.config, ground.members, ground.live, ground.loop
     store, location, meta_batch, above = ground.store, storage.location, storage.meta_batch, Above()
     reader = Reader(store, storage.segments, location, ground.wal.read_payload, above.mend)
@@ -111,9 +113,9 @@ def compose_replicas(
         member = members.get(uid)
         return log_clock.of_own_entry(member, kind) if member is not None else 0
 
-    cores = Cores(node_id, live, draw, ground.limits, ground.windows)
+    make_own = partial(make_core, Cores(node_id, live, draw, ground.limits, ground.windows))
     builder = Builder(
-        cores, machines, store, meta_batch.load_snapshot, above.departed, own_time, admission, ground.clocks
+        make_own, machines, store, meta_batch.load_snapshot, above.departed, own_time, admission, ground.clocks
     )
     enliven = Enliven(node_id, members, versions.learn, loop.rouse)
     heartbeats = Heartbeats(config, commands)

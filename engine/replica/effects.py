@@ -29,7 +29,7 @@ from ..machine import (
     Release,
     Send,
 )
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from .apply import REPLICATED
 from .member import RUNNING, Member
 

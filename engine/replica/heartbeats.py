@@ -14,7 +14,7 @@ from typing import Protocol
 from logyard.protocol.errors import BadRequest, Busy, NotLeader
 
 from ..config import SystemConfig
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from .member import RUNNING, Member
 from .sessions import EXPIRE, REGISTER
 from .submit import check_leader

@@ -14,7 +14,7 @@ import trio
 from logyard.protocol.errors import NotLeader, Refused
 from logyard.protocol.pending import PendingReply
 
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from .member import Member
 from .submit import check_leader
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from logyard.protocol.errors import LogyardError
 
 from ..entry import NOOP, build_system, encode_system
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from .log_time import MS, LogTime
 from .member import RUNNING, Member
 

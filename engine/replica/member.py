@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from logyard.protocol.errors import GroupStopped, NotLeader, Unknown
 from logyard.protocol.pending import PendingReply
 
+from ..core import Core
 from ..entry import Entry, records_in
 from ..log.meta_rows import SegmentRun, cut_runs
 from ..machine import Machine, PayloadRange, Position
 from ..ports import LivenessPort
-from ..raft.core import Raft
 from ..types import Spec
 from .apply import Replicated
 from .log_time import LogTime
@@ -86,7 +86,7 @@ class Member(Replicated):
         "wall_time",
     )  # fmt: skip
 
-    def __init__(self, spec: Spec, raft: Raft, machine: Machine, liveness: LivenessPort, admission: Admission) -> None:
+    def __init__(self, spec: Spec, raft: Core, machine: Machine, liveness: LivenessPort, admission: Admission) -> None:
         # Its `leading`: has applied everything of earlier leaders, and from then on performs effects.
         super().__init__(spec, machine)
         self.raft = raft

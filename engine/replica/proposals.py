@@ -18,9 +18,9 @@ from logyard.protocol.errors import Busy, LogyardError, encode_error
 from logyard.protocol.frame import FRAME_SESSION, FRAME_SESSION_AT
 from logyard.protocol.pending import DROP, FAILED, OK, Sink
 
+from ..core import Core
 from ..entry import FRAMES_MAX, Entry, build_commands, build_system
 from ..machine import Reject
-from ..raft.core import Raft
 from .sessions import Sessions
 
 PLACE = struct.Struct("<QQ")
@@ -166,7 +166,7 @@ class ProposalQueue:
         "under_way", "low", "low_waited", "early",
     )  # fmt: skip
 
-    def __init__(self, raft: Raft, admission: Admission) -> None:
+    def __init__(self, raft: Core, admission: Admission) -> None:
         self.raft = raft
         self.admission = admission
         self.queue: deque[Proposal] | None = None

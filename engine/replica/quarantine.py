@@ -18,7 +18,7 @@ from logyard.protocol.pending import Sink
 
 from ..entry import COMMANDS, Entry, Frame, frames_of, is_guarded, system_command
 from ..machine import Machine
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from ..snapshot.format import Snapshot
 from . import snapshot_sections
 from .apply import UnknownVersion

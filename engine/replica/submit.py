@@ -16,7 +16,7 @@ from logyard.protocol.pending import DROP, PendingReply, Sink
 
 from ..config import SystemConfig
 from ..entry import encode_system
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from .member import RUNNING, Member
 
 UPLOADS_FULL_S = 0.5

@@ -14,7 +14,7 @@ from typing import Any
 
 from logyard.protocol.errors import Busy, LogyardError, Refused
 
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from ..transport.blobs import MACHINE_VERSIONS, SendBlob
 from .heartbeats import Commands
 from .member import RUNNING, Member

@@ -21,7 +21,7 @@ from ..config import SystemConfig
 from ..entry import parse_entry, unit_hash, units_of
 from ..machine import PayloadRange
 from ..ports import LivenessPort, SourceEntry
-from ..raft.membership import Configuration
+from ..raft.configuration import Configuration
 from ..ranges import Range, covered
 from ..transport.blobs import SNAPSHOT_PULL, SendBlob
 from ..types import Buffer

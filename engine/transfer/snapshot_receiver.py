@@ -20,7 +20,7 @@ from logyard.protocol.errors import Corrupt, LogyardError, Unknown
 
 from ..entry import units_of
 from ..ports import LivenessPort, SourceEntry, StorePort
-from ..raft.membership import Configuration
+from ..raft.configuration import Configuration
 from ..ranges import Range, covered, subtract, union
 from ..replica.apply import UnknownVersion
 from ..replica.member import Member

@@ -30,7 +30,7 @@ from ..entry import Entry, Unit, units_of
 from ..log import checkpoint_rows as rows
 from ..log.meta_rows import SnapshotRow
 from ..ports import StorePort
-from ..raft.core import LEADER
+from ..raft.state import LEADER
 from ..ranges import Range, covered
 from ..replica.member import RUNNING, Member
 from ..replica.reader import Located, Wanted

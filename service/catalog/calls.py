@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import CATALOG_ANSWER, CATALOG_ASK, SendBlob
 from logyard.machines.catalog.command import REQUEST_BYTES, command, result_of

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.types import Spec
 from logyard.machines.catalog import Catalog

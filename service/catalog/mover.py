@@ -14,7 +14,7 @@ from typing import NamedTuple
 import trio
 
 from logyard.engine.raft.configuration import Configuration
-from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
 from logyard.machines.catalog.plan import Move
 from logyard.protocol.errors import LogyardError

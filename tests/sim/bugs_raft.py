@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from logyard.engine.host.inbound import Inbound
-from logyard.engine.raft import core, election, quorum, raft_log, reads, replication, steady
+from logyard.engine.raft import core, election, quorum, raft_log, reads, replication
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.leadership import Leadership
 from logyard.protocol.errors import NotLeader
@@ -161,7 +161,7 @@ BUGS = (
     Bug(
         "lane_takes_handed_for_stable",
         "only stable entries are acknowledged, by the lane as well",
-        [(steady, "hand_out", edited(("raft.offered = last", "raft.offered = log.stable = last")))],
+        [(core.Raft, "hand_out", edited(("raft.offered = last", "raft.offered = log.stable = last")))],
     ),
     Bug("votes_twice", "one vote a term", [(election, "on_vote", _votes_again)]),
     Bug("vote_for_shorter_log", "a leader has all that is committed", [(election, "_up_to_date", _believes_anything)]),

@@ -248,7 +248,7 @@ def installed(loop: Loop, draw: random.Random, clocks: bool = False) -> Iterator
     put(generations, "check_file", _check_file(loop))
     for one in (wal, wal_ahead):
         put(one, "mmap", SimpleNamespace(mmap=lambda *_: STAGE))
-    lane = steady.hand_out
+    lane = Raft.hand_out
 
     def checked(raft: Raft, out: list[Message]) -> steady.Handed | None:
         found = lane(raft, out)
@@ -256,7 +256,7 @@ def installed(loop: Loop, draw: random.Random, clocks: bool = False) -> Iterator
             raft.check()
         return found
 
-    put(steady, "hand_out", checked)
+    put(Raft, "hand_out", checked)
     # Sets of members are gone through in an order that does not depend on addresses.
     put(member.Member, "__hash__", lambda self: self.spec.uid)
     for name in ("fail", "freeze"):

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import trio
 
+from logyard.engine.core import Core
 from logyard.engine.host import ticker
-from logyard.engine.raft import steady
 from logyard.engine.raft.core import Raft
 from logyard.protocol.errors import WalFailed
 
@@ -73,7 +73,7 @@ def test_histories_are_the_same_without_the_lane(seed: int, monkeypatch: pytest.
     kept = json.loads(HASHES.read_text())
     (job,) = [job for job in hash_jobs(kept, len(kept["hashes"])) if job[0] == seed]
     _, minutes, groups, _, share, features = job
-    monkeypatch.setattr(steady, "hand_out", lambda raft, out: None)
+    monkeypatch.setattr(Raft, "hand_out", lambda raft, out: None)
     found = Run(seed, minutes, groups, None, share, frozenset(features or ())).go()
     assert found.event_hash == kept["hashes"][str(seed)] and not found.violations
 
@@ -230,7 +230,7 @@ def test_who_does_not_find_its_leader_or_falls_behind_is_noticed(
 ) -> None:
     run = Run(9, 1.0, allowed=frozenset(), features=frozenset())
     step = Raft.step
-    deaf: list[Raft] = []
+    deaf: list[Core] = []
     monkeypatch.setattr(Raft, "step", lambda raft, message: None if raft in deaf else step(raft, message))
 
     def strike() -> None:

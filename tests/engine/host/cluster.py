@@ -21,7 +21,7 @@ from logyard.engine.host.engine import System
 from logyard.engine.log import meta_rows
 from logyard.engine.machine import Machine
 from logyard.engine.quiesce.payload_flush import PayloadFlush
-from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.core import LEADER, Raft
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.memory import MemoryNetwork, MemoryPeers
@@ -72,6 +72,12 @@ async def until(condition: Callable[..., object], what: str | Callable[[], str] 
             await trio.sleep(0.001)
         return
     raise AssertionError(f"never happened: {what() if callable(what) else what or condition}")
+
+
+def raft_of(member: Member) -> Raft:
+    """The core of a member, whose inside a test looks into."""
+    assert isinstance(member.raft, Raft)
+    return member.raft
 
 
 def plain(found: Any) -> bytes:

@@ -17,7 +17,7 @@ from logyard.machines.log import AppendLog
 from logyard.protocol.errors import DirectoryInUse, GroupStopped, LogyardError, WalFailed, WrongIdentity
 from logyard.service.node import build_system
 
-from .cluster import KIB, Cluster, cluster, open_descriptors, until
+from .cluster import KIB, Cluster, cluster, open_descriptors, raft_of, until
 from .test_storage import damage
 
 
@@ -267,7 +267,7 @@ async def test_a_vote_alone_in_a_file_outlives_a_failed_segment_job(tmp_path: Pa
         term = member.raft.term
         member.raft.campaign(True)
         system.ready_loop.mark(member)
-        await until(lambda: member.raft.safe and member.raft.term == term + 1)
+        await until(lambda: raft_of(member).safe and member.raft.term == term + 1)
         async with system.storage.janitor.lock:
             sealed = await system.storage.group_commit.exclusive(system.wal.roll)
             assert sealed is not None and not sealed.entries

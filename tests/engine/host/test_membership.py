@@ -17,7 +17,7 @@ from logyard.engine.replica import leadership
 from logyard.engine.transport.blobs import DELETE_GROUPS
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused
 
-from .cluster import KIB, Cluster, cluster, payload_books, until
+from .cluster import KIB, Cluster, cluster, payload_books, raft_of, until
 
 
 async def all_live(c: Cluster) -> None:
@@ -191,7 +191,7 @@ async def test_a_node_that_was_removed_makes_no_replica_for_those_who_have_not_h
         for _ in range(5):
             c.nodes[1].campaign("log")
             await trio.testing.wait_all_tasks_blocked()
-        await until(lambda: c.member(1).raft.elapsed >= 1 or c.member(1).raft.term > asked)
+        await until(lambda: raft_of(c.member(1)).elapsed >= 1 or c.member(1).raft.term > asked)
         assert not c.system(2).members and not c.system(3).members and not c.leads(1)
         await c.start(4)
         await c.start(5)

@@ -13,7 +13,7 @@ from logyard.engine.raft.core import LEADER, Raft
 from logyard.engine.raft.messages import APPEND_REPLY
 from logyard.protocol.errors import LogyardError, NotLeader
 
-from .cluster import Cluster, cluster, until
+from .cluster import Cluster, cluster, raft_of, until
 
 STRONG = ("linearizable", "bounded")
 
@@ -131,7 +131,7 @@ async def test_linearizable_reads_of_one_turn_share_a_round(tmp_path: Path) -> N
             found.append(await end_of(c, leader, "linearizable"))
 
         assert await end_of(c, leader, "linearizable") == 1
-        reads = c.member(leader).raft.reads
+        reads = raft_of(c.member(leader)).reads
         assert reads is not None
         before = reads.last_number
         async with trio.open_nursery() as nursery:

@@ -17,7 +17,7 @@ from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.messages import APPEND, APPEND_REPLY, VOTE_REPLY, Message
 from logyard.engine.raft.ready import Ready
-from logyard.engine.raft.replication import LEFT, NOTED, UNTOLD
+from logyard.engine.raft.state import LEFT, NOTED, UNTOLD
 from logyard.engine.replica.log_clock import Clocks
 from logyard.engine.replica.member import Member as RealMember
 from logyard.engine.replica.proposals import Shape
@@ -45,12 +45,13 @@ class Core:
     def __init__(self, role: int) -> None:
         self.uid, self.role, self.leader, self.commit, self.untold = 7, role, 3, 4, 0
         self.stopped = False
-        # The lane refuses until the term is durable: what there is comes as a `Ready`.
-        self.safe = False
         self.dirty = True
         self.told = 3
         self.has: list[Ready] = []
         self.durable: list[tuple[int, ...]] = []
+
+    def hand_out(self, out: list[Message]) -> None:
+        """What there is comes as a `Ready`."""
 
     def ready(self) -> Ready | None:
         self.dirty = False

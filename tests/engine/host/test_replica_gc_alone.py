@@ -14,8 +14,8 @@ import trio.testing
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import Departed
 from logyard.engine.raft.core import LEADER
-from logyard.engine.raft.election import FORCED_TERMS
 from logyard.engine.raft.membership import Configuration
+from logyard.engine.raft.state import FORCED_TERMS
 from logyard.engine.replica.member import STOPPED, Member
 from logyard.engine.transport.blobs import REMOVED_GROUPS
 from logyard.protocol.errors import NoSpace

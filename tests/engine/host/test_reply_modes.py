@@ -15,7 +15,7 @@ from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, R
 from logyard.protocol.frame import encode_frame
 from logyard.protocol.pending import PendingReply
 
-from .cluster import Cluster, cluster, until
+from .cluster import Cluster, cluster, raft_of, until
 
 
 def submit(run: Cluster, number: int, body: bytes, name: str = "log", **options: Any) -> PendingReply[bytes]:
@@ -69,7 +69,7 @@ async def test_one_round_serves_all_reads_that_wait(tmp_path: Path) -> None:
         leader = await run.leader()
         await run.append(leader, [(b"", b"x")])
         await run.nodes[leader].bounds("log", "linearizable")
-        reads = run.member(leader).raft.reads
+        reads = raft_of(run.member(leader)).reads
         assert reads is not None
         before, ends = reads.last_number, []
 

@@ -19,7 +19,7 @@ from logyard.engine.transfer.pull import _rows
 from logyard.engine.transport.blobs import SNAPSHOT_PIECE
 from logyard.protocol.errors import Corrupt, Gone, LogyardError
 
-from .cluster import KIB, Cluster, Replies, cluster, frame, payload_books, until
+from .cluster import KIB, Cluster, Replies, cluster, frame, payload_books, raft_of, until
 from .test_histories import counted
 from .test_mending import SIZE, stable
 
@@ -444,7 +444,7 @@ async def test_law_3_entries_behind_marks_that_a_restart_wrote_survive_the_next_
         # Another group's payloads keep the files, and with them the old segments and rows, as they are.
         await c.create("other", [3], by=3)
         await _old_tail(c, 30)
-        snapshots, raft = c.system(3).transfers.snapshot_receiver, c.member(3).raft
+        snapshots, raft = c.system(3).transfers.snapshot_receiver, raft_of(c.member(3))
         take_in, stored = snapshots._take_in, trio.Event()
 
         async def late(*arguments: Any) -> None:
@@ -499,7 +499,7 @@ async def test_invariant_7_a_snapshot_of_a_later_term_is_durable_before_that_ter
         await c.restart(3)
         member = c.member(3)
         assert member.state == "running", member.reason
-        await until(lambda: member.raft.safe)
+        await until(lambda: raft_of(member).safe)
         assert member.raft.log.last_term <= member.raft.term and member.raft.vote == 0
         c.network.heal()
         await c.append(await c.leader(among=[1, 2]), [(b"", b"goes on")])

@@ -12,7 +12,6 @@ from logyard.engine.log import checkpoint_rows as rows
 from logyard.engine.log.meta_rows import StateRow
 from logyard.engine.quiesce import quiesce
 from logyard.engine.quiesce.quiesce import TIDY_MIN, Hibernation
-from logyard.engine.raft import quiescence
 from logyard.engine.replica.member import ASLEEP, HALTED, Member
 from logyard.protocol.pending import PendingReply
 
@@ -43,7 +42,7 @@ class Bench(Yard):
     def member(self, uid: int = UID) -> Member:
         member = self.members[uid] = member_of(self.live, uid, f"g{uid}")
         self.names[f"g{uid}"] = uid
-        quiescence.resume_leader(member.raft, (1, 3))
+        member.raft.resume_leader((1, 3))
         member.raft.ready()
         member.covered(LAST, TERM, 100)
         member.stored(LAST, ())

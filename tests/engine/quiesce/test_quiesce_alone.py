@@ -12,7 +12,6 @@ import trio.testing
 
 from logyard.engine.quiesce import quiesce
 from logyard.engine.quiesce.quiesce import ANSWER_SECONDS, BATCH, PATIENCE, Quiesce
-from logyard.engine.raft import quiescence
 from logyard.engine.raft.core import FOLLOWER
 from logyard.engine.replica.member import HALTED, Member
 from logyard.engine.transport.blobs import AWAKE, SLEEP, SLEEPING
@@ -83,9 +82,9 @@ class Bench(Yard):
         member = self.members[uid] = member_of(self.live, uid, f"g{uid}")
         self.names[f"g{uid}"] = uid
         if lead:
-            quiescence.resume_leader(member.raft, (1, 3))
+            member.raft.resume_leader((1, 3))
         else:
-            quiescence.resume_follower(member.raft, leader)
+            member.raft.resume_follower(leader)
         return member
 
     async def run(self, seconds: float) -> None:

@@ -15,6 +15,7 @@ from logyard.engine.replica.log_time import LogTime
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import AWAKE
 
+from ..host.cluster import raft_of
 from .doubles import LAST, LIMITS, MS, OWN, SHAPE, TERM, UID, VOTERS, S, Yard, row
 
 WAKES = [
@@ -58,7 +59,7 @@ def test_a_follower_trusts_a_leader_that_woke_it_and_asks_one_that_did_not(by: i
     yard = Yard()
     yard.table.add(UID, row(1))
     member = yard.unquiesce.find(UID, by=by)
-    assert member is not None and member.raft.leader == 1 and member.raft.doubt == (not by)
+    assert member is not None and member.raft.leader == 1 and raft_of(member).doubt == (not by)
 
 
 def test_nobody_follows_a_leader_that_is_gone_whatever_its_row_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +205,7 @@ def test_who_is_awake_elsewhere_wakes_here_by_that_nodes_word() -> None:
     # What it is told meanwhile changes nothing: it is going to say so itself.
     yard.unquiesce.tell_awake(1, UID)
     yard.unquiesce.tick()
-    assert not yard.members[UID].raft.doubt and not yard.sent
+    assert not raft_of(yard.members[UID]).doubt and not yard.sent
 
 
 FRESH = Row(0, 0, 0, 0, 0, 0, 0, Shape(VOTERS, (), (), (), "log"), "a")
