@@ -35,20 +35,30 @@ COMPOSES = "logyard.engine.host.engine"
 GROUND_OF_A_NODE = "logyard.engine.replica.ground"
 """What composing functions are given of a node."""
 
+MAKES_CORES = "logyard.engine.replica.build"
+"""Where Raft is made: nobody else outside of it knows it by name."""
+
+SPOKEN_BY_CORES = tuple(
+    f"logyard.engine.raft.{name}"
+    for name in ("configuration", "mending.Mend", "messages", "progress", "quorum", "raft_log", "ready", "state")
+)
+"""What any core and its host speak in."""
+
 # package -> what it may import of ours. Longest prefix of the importing module wins.
 FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.protocol": (),
     "logyard.engine": (TOP, "logyard.payloads.reference"),
     "logyard.engine.ports": (TOP, "logyard.payloads.reference", "logyard.engine.raft.messages"),
+    # What the host needs of any core is said in what Raft speaks in.
+    "logyard.engine.core": (TOP, "logyard.engine.raft"),
     "logyard.engine.raft": (TOP, "logyard.engine.raft"),
     "logyard.engine.disk": (TOP,),
     "logyard.engine.log": (TOP, "logyard.engine.log", "logyard.payloads.reference"),
     **dict.fromkeys(
         OF_THE_LOOP,
         (
-            TOP, "logyard.engine.log", "logyard.engine.snapshot", "logyard.engine.raft.membership",
-            "logyard.engine.raft.core", "logyard.engine.replica.member", "logyard.engine.replica.ground",
-            "logyard.payloads.reference",
+            TOP, "logyard.engine.log", "logyard.engine.snapshot", "logyard.engine.raft.configuration",
+            "logyard.engine.replica.member", "logyard.engine.replica.ground", "logyard.payloads.reference",
         ),
     ),
     "logyard.engine.snapshot": (TOP, "logyard.engine.snapshot", "logyard.payloads.reference"),
@@ -331,6 +341,17 @@ def floor_as_argument_offences(source: Source) -> list[str]:
     ]
 
 
+def core_offences(source: Source) -> list[str]:
+    """Find who knows Raft by name: a host drives what `engine.core.Core` says."""
+    if within(source.module, ["logyard.engine.raft", "logyard.engine.core", MAKES_CORES]):
+        return []
+    return [
+        f"{source.path}:{line}: {name} is Raft's own"
+        for line, name in source.imports
+        if within(name, ["logyard.engine.raft"]) and not within(name, SPOKEN_BY_CORES)
+    ]
+
+
 def later_libraries(source: Source, line: int) -> set[str]:
     """What a line inside of a function may import."""
     functions = (node for node in source.nodes if isinstance(node, ast.FunctionDef))
@@ -370,6 +391,10 @@ def test_no_part_knows_the_whole_engine() -> None:
 
 def test_no_part_is_given_a_floor() -> None:
     report(floor_as_argument_offences, product_sources())
+
+
+def test_the_host_knows_no_core_by_name() -> None:
+    report(core_offences, product_sources())
 
 
 def test_no_files_import_one_another() -> None:
@@ -449,6 +474,9 @@ def planted(module: str, text: str) -> Source:
         (door_offences, "logyard.payloads.store", "from lmdb import Environment"),
         (lmdb_offences, "logyard.service.check.run", "import lmdb"),
         (composing_offences, "logyard.engine.host.inbound", "def f():\n    from .engine import System"),
+        (core_offences, "logyard.engine.host.ready_loop", "from ..raft.core import Raft"),
+        (core_offences, "logyard.engine.host.ready_loop", "from ..raft import steady"),
+        (core_offences, "logyard.service.status", "from logyard.engine.raft.mending import Mend, say"),
         (floor_as_argument_offences, "logyard.engine.host.inbound", "from ..log.compose import Storage"),
         (floor_as_argument_offences, "logyard.engine.repair.scrub", "from ..replica.ground import Ground"),
         (composing_offences, "logyard.bench.load", "from logyard.engine.host.engine import System"),
@@ -478,6 +506,8 @@ def test_a_planted_offence_is_caught(rule: Callable[[Source], list[str]], module
         (door_offences, "logyard.service.rpc_fake", "socket = make()\nsocket.close()"),
         (bare_offences, "logyard.engine.log.wal", "from ..disk import Disk"),
         (floor_as_argument_offences, "logyard.engine.repair.compose", "from ..log.compose import Storage"),
+        (core_offences, "logyard.engine.repair.log_repair", "from ..raft.mending import Mend"),
+        (core_offences, MAKES_CORES, "from ..raft.core import Raft"),
         (composing_offences, "logyard.service.node", "from logyard.engine.host.engine import System"),
     ],
 )

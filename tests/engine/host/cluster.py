@@ -22,6 +22,7 @@ from logyard.engine.log import meta_rows
 from logyard.engine.machine import Machine
 from logyard.engine.quiesce.payload_flush import PayloadFlush
 from logyard.engine.raft.core import LEADER, Raft
+from logyard.engine.replica.build import MakeCore, make_raft
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.memory import MemoryNetwork, MemoryPeers
@@ -97,6 +98,7 @@ class Cluster:
         machines: Machines,
         disks: Mapping[int, Disk],
         writer: Sequence[str],
+        make_core: MakeCore,
     ) -> None:
         self.path = path
         self.ids = list(range(1, count + 1))
@@ -107,6 +109,7 @@ class Cluster:
         self.machines = machines
         self.disks = dict(disks)
         self.writer = writer
+        self.make_core = make_core
         self.failures: dict[int, LogyardError] = {}
         self._nursery = nursery
         self._scopes: dict[int, tuple[trio.CancelScope, trio.Event]] = {}
@@ -137,6 +140,7 @@ class Cluster:
         return build_system(
             self.path / f"node-{number}", number, "test", self.config,
             disk=self.disks.get(number), machines=self.machines, writer_command=self.writer,
+            make_core=self.make_core,
         )  # fmt: skip
 
     async def _run(
@@ -342,6 +346,7 @@ async def cluster(
     disks: Mapping[int, Disk] | None = None,
     group: str = "log",
     writer: Sequence[str] | None = None,
+    make_core: MakeCore = make_raft,
     **limits: Any,
 ) -> AsyncIterator[Cluster]:
     """`count` running nodes, and a group on all of them unless `group` is empty. `writer`: the command of their writer
@@ -349,7 +354,7 @@ async def cluster(
     if writer is None:
         writer = COMMAND if os.environ.get(WRITER_VARIABLE) == "process" else ()
     async with trio.open_nursery() as nursery:
-        found = Cluster(path, count, nursery, limits, machines, disks or {}, writer)
+        found = Cluster(path, count, nursery, limits, machines, disks or {}, writer, make_core)
         await nursery.start(found.network.run)
         for number in found.ids:
             await found.start(number)
