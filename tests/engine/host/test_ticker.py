@@ -6,13 +6,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import trio
 import trio.testing
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.host.ticker import REST_SECONDS, Chores, Groups, Ticker
-from logyard.engine.raft import quiescence
 
 CONFIG = SystemConfig(tick_ms=100, wal_seal_idle_ms=100, machine_tick_ms=1000)
 
@@ -92,7 +90,7 @@ def test_only_active_members_are_ticked_and_a_quiet_one_rests() -> None:
     assert bench.active == {busy}
 
 
-def test_while_the_disk_hangs_nobody_is_ticked_and_leaderships_go_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_disk_hangs_nobody_is_ticked_and_leaderships_go_once() -> None:
     bench = Bench()
     member = bench.member()
     bench.members.append(member)
@@ -100,7 +98,7 @@ def test_while_the_disk_hangs_nobody_is_ticked_and_leaderships_go_once(monkeypat
     bench.active.add(member)
     bench.healthy = False
     given: list[Any] = []
-    monkeypatch.setattr(quiescence, "abdicate", given.append)
+    member.raft.abdicate = lambda: given.append(member.raft)
     ran = [*bench.look(), *bench.look()]
     assert given == [member.raft] and "ticked" not in ran and "healthy" not in ran and ran.count("marked") == 1
 
