@@ -173,8 +173,14 @@ class Verdict:
             late = {node: rows[node] for node, pass_ in wanted.items() if rows[node]["passes"] < pass_}
             return f"a scrub does not end: {late}" if late else ""
 
-        if complaint := until(passed):
-            self.violations.append(complaint)
+        before = -1
+        while complaint := until(passed):
+            read = sum(row["pass_bytes"] for row in self.yard.scrub().values())
+            if read == before:
+                # It is not slow, on a disk with much to read and others on it: it stands.
+                self.violations.append(complaint)
+                return
+            before = read
 
     def audit(self) -> None:
         """Every live byte of every member, read from its own disk: counts and hashes must agree. What a scrub found may

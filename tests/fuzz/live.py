@@ -59,11 +59,15 @@ DOORS = ("client", "peers", "gateway", "crowd")
 ANSWER_S = 15.0
 """An honest client is answered within this, whatever strangers do: the machine may be busy with other things."""
 RECORDED_BYTES = 64 << 10
-GROWTH_BYTES = 192 * MIB
+GROWTH_BYTES = 96 * MIB
+"""Of which the payload cache may have 8."""
 SPARE_SOCKETS = 16
 ROOM = 160
 """Descriptors that the crowd's node has beside what it has at first."""
-LIMITS = {"wal_file_bytes": MIB, "connections_max": 4096, "node_memory_bytes": 256 * MIB, "hibernate_after_ms": 0}
+LIMITS = {
+    "wal_file_bytes": MIB, "connections_max": 4096, "node_memory_bytes": 256 * MIB, "hibernate_after_ms": 0,
+    "payload_cache_bytes": 8 * MIB,
+}  # fmt: skip
 MACHINES = ("log", "kv", "queue")
 CROWD = """
 import socket, sys, time

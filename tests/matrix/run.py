@@ -145,7 +145,7 @@ class Trial:
         self.whole()
         self.judge()
         self.surely(stage.fill)
-        self.surely(lambda: stage.yard.snapshot([stage.name], stage.victim))
+        self.surely(stage.snapshot)
         stage.write(LAST_WORDS)
         stage.stored()
         stage.kill()

@@ -223,7 +223,7 @@ class Stage:
         self.stored()
         self.yard.compact(victim)
         self.fill()
-        self.yard.snapshot([name], victim)
+        self.snapshot()
         self.write(LAST)
         self.stored()
 
@@ -244,9 +244,18 @@ class Stage:
         before = self.status()["segments"]["files"]
         wait(lambda: self.write(MORE // 4) and self.status()["segments"]["files"] > before, "a segment")
 
+    def snapshot(self) -> None:
+        """Let the victim take a snapshot of all that was written."""
+        self.applied()
+        self.yard.snapshot([self.name], self.victim)
+
+    def applied(self) -> None:
+        """Until the victim has applied everything."""
+        wait(lambda: not settled(self.yard, [self.name]), "the victim has applied all")
+
     def stored(self) -> None:
         """Until the victim has applied everything, and its last batch is sealed."""
-        wait(lambda: not settled(self.yard, [self.name]), "the victim has applied all")
+        self.applied()
         seen = [(-1, 0.0)]
 
         def still() -> bool:
