@@ -68,6 +68,7 @@ STEPS = (
         Step(f"spark-kills-{part}", ("-m", "tests.pipeline.kills", "--seed", f"{1000 + 12 * part}", "--runs", "12"))
         for part in range(5)
     ),
+    Step("spark-kills-executors", ("-m", "tests.pipeline.kills", "--executors", "--seed", "2000", "--runs", "8")),
     Step("powercut", ("-m", "tests.powercut", "--cycles", "150")),
     Step("chaos-1", ("-m", "tests.chaos", "--minutes", "7", "--seed", "3")),
     Step("chaos-2", ("-m", "tests.chaos", "--minutes", "7", "--seed", "4")),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 from pyspark.sql.datasource import WriterCommitMessage
 
 from logyard.pipeline.datasource import LogyardDataSource
@@ -20,13 +21,22 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-PROCESS, GROUP = "process", "group"
-"""Who dies: the process that comes to the step; all of the query's, by the hand of who waits for `reached`."""
+PROCESS, GROUP, EXECUTOR, NOBODY = "process", "group", "executor", "nobody"
+"""Who dies: the process that comes to the step; all of the query's, by the hand of who waits for `reached`; the JVM
+that runs the task, an executor's; nobody, but the process stops until who waits for `reached` lets it go on."""
+BACKEND = "CoarseGrainedExecutorBackend"
 
 
 def reached(mark: Path) -> Path:
-    """Return the file that says that a step was reached at which everything is to be killed."""
+    """Return the file that says that a step was reached, and the process that stands there, or what was killed."""
     return mark.with_suffix(".reached")
+
+
+def tell(mark: Path, what: str) -> None:
+    """Write `reached`, all of it at once."""
+    part = mark.with_suffix(".part")
+    part.write_text(what)
+    part.rename(reached(mark))
 
 
 def arm(mark: Path) -> None:
@@ -47,10 +57,16 @@ def arm(mark: Path) -> None:
             mark.unlink()
         except FileNotFoundError:
             return
-        if victim == GROUP:
-            reached(mark).touch()
+        if victim in (GROUP, NOBODY):
+            tell(mark, str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGKILL)
+        elif victim == EXECUTOR:
+            # A worker is its daemon's child, which is the JVM's.
+            jvm = next(one for one in psutil.Process().parents() if one.name() == "java")
+            tell(mark, " ".join(jvm.cmdline()))
+            jvm.kill()
+        if victim != NOBODY:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     core.HOOK = hook
 

@@ -28,7 +28,7 @@ import psutil
 from logyard.client.sync import Yard, connect_sync
 from logyard.service.local_cluster import LocalCluster
 
-from .crashing import GROUP, PROCESS, CrashingSource, reached
+from .crashing import BACKEND, EXECUTOR, GROUP, PROCESS, CrashingSource, reached
 from .support import fill, reach
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,9 +39,13 @@ STEPS = {
     ),
     "exactly-once-direct": ("mid-write", "after-write", "before-done"),
 }  # fmt: skip
+IN_TASKS = ("mid-write", "after-write")
+"""Steps that come in an executor; a commit is the driver's."""
 RUNS = 6
 LOGS = 4
 PATIENCE_S = 120.0
+LOCAL, EXECUTORS = "local[2,3]", "local-cluster[2,1,700]"
+"""Masters: tasks are repeated in both; with the second each of two executors is a JVM of its own."""
 
 
 class Kill(NamedTuple):
@@ -53,19 +57,22 @@ class Kill(NamedTuple):
     victim: str
 
 
-def drawn(seed: int) -> Kill:
+def drawn(seed: int, executors: bool = False) -> Kill:
     """Return the kill of a seed: six in a row see both guarantees and both victims."""
     draw = random.Random(seed)
     guarantee = "exactly-once-direct" if seed % 3 == 2 else "exactly-once"
+    if executors:
+        return Kill(guarantee, draw.choice(IN_TASKS), draw.randint(1, 3), EXECUTOR)
     return Kill(guarantee, draw.choice(STEPS[guarantee]), draw.randint(1, 3), GROUP if seed % 2 else PROCESS)
 
 
 class Driver:
     """A driver of Spark in a session of its own, so that it can be ended with everything that it started."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, master: str = LOCAL) -> None:
+        command = [sys.executable, "-m", "tests.pipeline.kills", "--driver", str(path), "--master", master]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.pipeline.kills", "--driver", str(path)], cwd=ROOT, text=True,
+            command, cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
@@ -83,6 +90,13 @@ class Driver:
                 found: dict[str, Any] = json.loads(line)
                 return found
         return {}
+
+    def signal(self, number: signal.Signals) -> None:
+        """Stop it, its JVM and its workers, or let them go on."""
+        for pid in psutil.pids():
+            if session_of(pid) == self.process.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def kill(self) -> None:
         """End it, its JVM and its workers, all at once. Those that begin meanwhile end, too."""
@@ -105,12 +119,12 @@ def session_of(pid: int) -> int:
     return 0
 
 
-def drive(path: str) -> None:
+def drive(path: str, master: str) -> None:
     """Be the driver: a query a line of standard input, an answer a line of standard output. Spark's files go to
     `path`."""
     from logyard.pipeline import local_session
 
-    spark = local_session("kills", memory="700m", master="local[2,3]", spark_local_dir=path)
+    spark = local_session("kills", memory="1g", master=master, spark_local_dir=path)
     spark.dataSource.register(CrashingSource)
     for line in sys.stdin:
         query = json.loads(line)
@@ -130,28 +144,41 @@ def drive(path: str) -> None:
 class Rig:
     """A cluster, and a driver that is made anew where it was killed."""
 
-    def __init__(self, cluster: LocalCluster, yard: Yard, path: Path) -> None:
+    def __init__(self, cluster: LocalCluster, yard: Yard, path: Path, executors: bool = False) -> None:
         self.yard = yard
         self.path = path
+        self.executors = executors
         self.servers = ",".join(cluster.addresses)
-        self.driver = Driver(path)
+        self.driver = self.start()
         self.told: Counter[str] = Counter()
 
-    def run(self, seed: int) -> str:
-        """Do one run; return what is wrong afterwards, "" for nothing."""
-        kill, draw = drawn(seed), random.Random(seed)
-        sources = [f"from-{seed}-{number}" for number in range(LOGS)]
-        mark = self.path / f"mark-{seed}"
-        query = {
+    def start(self) -> Driver:
+        """Return a new driver."""
+        return Driver(self.path, EXECUTORS if self.executors else LOCAL)
+
+    def query(self, name: str, guarantee: str) -> dict[str, Any]:
+        """Return a query from the logs `from-NAME-...` to `to-NAME-...`, whose mark is `mark(name)`."""
+        return {
             "source": {
-                "servers": self.servers, "subscribePattern": f"from-{seed}-.*", "startingOffsets": "earliest",
+                "servers": self.servers, "subscribePattern": f"from-{name}-.*", "startingOffsets": "earliest",
                 "includePayload": "inline", "maxOffsetsPerTrigger": "60", "minRowsPerLog": "7",
             },
             "sink": {
-                "servers": self.servers, "sinkId": f"kills-{seed}", "deliveryGuarantee": kill.guarantee,
-                "createLogs": "true", "checkpointLocation": str(self.path / f"checkpoint-{seed}"), "mark": str(mark),
+                "servers": self.servers, "sinkId": f"kills-{name}", "deliveryGuarantee": guarantee,
+                "createLogs": "true", "checkpointLocation": str(self.path / f"checkpoint-{name}"),
+                "mark": str(self.mark(name)),
             },
         }  # fmt: skip
+
+    def mark(self, name: str) -> Path:
+        """Return the file that says what is to be killed in a query."""
+        return self.path / f"mark-{name}"
+
+    def run(self, seed: int) -> str:
+        """Do one run; return what is wrong afterwards, "" for nothing."""
+        kill, draw = drawn(seed, self.executors), random.Random(seed)
+        sources = [f"from-{seed}-{number}" for number in range(LOGS)]
+        mark, query = self.mark(str(seed)), self.query(str(seed), kill.guarantee)
         fill(self.yard, sources, 40, draw.randbytes(draw.choice((0, 20, 9000))))
         mark.write_text(f"{kill.step} {kill.time} {kill.victim}")
         self.driver.ask(query)
@@ -161,11 +188,15 @@ class Rig:
             except AssertionError:
                 return f"step {kill.step} was not reached"
             self.driver.kill()
-            self.driver = Driver(self.path)
-        elif not self.driver.answer():
+            self.driver = self.start()
+        elif not (answer := self.driver.answer()):
             return "the driver is dead"
+        elif kill.victim == EXECUTOR and answer["error"]:
+            return f"the tasks of a dead executor were not repeated: {answer['error']}"
         if mark.exists():
             return f"step {kill.step} was not reached"
+        if kill.victim == EXECUTOR and BACKEND not in reached(mark).read_text():
+            return f"{reached(mark).read_text()[:60]} is no executor"
         self.told[kill.step] += 1
         for name in sources:
             if draw.random() < 0.5:
@@ -192,15 +223,15 @@ class Rig:
 
 
 @contextmanager
-def rig() -> Iterator[Rig]:
-    """Run a cluster and a driver."""
+def rig(executors: bool = False) -> Iterator[Rig]:
+    """Run a cluster and a driver, with executors of its own or without."""
     with ExitStack() as stack:
         directory = tempfile.TemporaryDirectory(prefix="logyard-kills-", ignore_cleanup_errors=True)
         path = Path(stack.enter_context(directory))
         cluster = stack.enter_context(LocalCluster(path / "yard", 3))
         cluster.start()
         yard = stack.enter_context(connect_sync(cluster.addresses))
-        found = Rig(cluster, yard, path)
+        found = Rig(cluster, yard, path, executors)
         stack.callback(lambda: found.driver.kill())
         yield found
 
@@ -211,20 +242,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first run's")
     parser.add_argument("--runs", type=int, default=RUNS, help="how many")
     parser.add_argument("--json", action="store_true", help="one object instead of lines")
+    parser.add_argument("--executors", action="store_true", help="kill the JVMs of executors, and nothing else")
     parser.add_argument("--driver", metavar="DIR", help=argparse.SUPPRESS)
+    parser.add_argument("--master", default=LOCAL, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.driver:
-        drive(given.driver)
+        drive(given.driver, given.master)
         return 0
     wrong: list[str] = []
     began = time.monotonic()
-    with rig() as found:
+    with rig(given.executors) as found:
         for seed in range(given.seed, given.seed + given.runs):
             said = found.run(seed)
             if said:
-                wrong.append(f"{said}: python -m tests.pipeline.kills --seed {seed} --runs 1")
+                only = " --executors" if given.executors else ""
+                wrong.append(f"{said}: python -m tests.pipeline.kills --seed {seed} --runs 1{only}")
             if not given.json:
-                print(f"{seed}: {' '.join(map(str, drawn(seed)))}: {said or 'each record once'}", flush=True)
+                print(
+                    f"{seed}: {' '.join(map(str, drawn(seed, given.executors)))}: {said or 'each record once'}",
+                    flush=True,
+                )
     outcome = {
         "ok": not wrong, "runs": given.runs, "kills": sum(found.told.values()), "steps": dict(found.told),
         "wrong": wrong, "seconds": round(time.monotonic() - began, 1),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from . import kills
-from .crashing import GROUP, PROCESS
+from .crashing import EXECUTOR, GROUP, PROCESS
 
 
 def test_sixty_seeds_kill_everything_at_every_step() -> None:
@@ -18,6 +18,10 @@ def test_sixty_seeds_kill_everything_at_every_step() -> None:
     }
     assert {(one.guarantee, one.victim) for one in drawn} == {
         (guarantee, victim) for guarantee in kills.STEPS for victim in (GROUP, PROCESS)
+    }
+    of_executors = [kills.drawn(seed, True) for seed in range(2000, 2008)]
+    assert {(one.guarantee, one.step, one.victim) for one in of_executors} == {
+        (guarantee, step, EXECUTOR) for guarantee in kills.STEPS for step in kills.IN_TASKS
     }
 
 

@@ -4,9 +4,12 @@ that do not know of each other. Contents are compared, never counts."""
 from __future__ import annotations
 
 import random
+import signal
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from itertools import count
 from typing import Any
 
@@ -173,6 +176,78 @@ def test_a_crash_at_any_step_and_a_repeat_leave_each_batch_once(
     for stage in range(2 if staged else 0):
         start, end = yard.log(f"sink-{query.number}.stage-{stage}").latest()
         assert start > 0 and end - start <= sum(map(len, batches[2])), "what is committed is not kept twice"
+
+
+@contextmanager
+def without_majority(cluster: LocalCluster) -> Iterator[Callable[[], None]]:
+    """Give what stops two of three nodes; they go on afterwards, or when it is called again."""
+    processes = [cluster.nodes[number].process for number in (2, 3)]
+    signals = iter((signal.SIGSTOP, signal.SIGCONT))
+
+    def turn() -> None:
+        number = next(signals, signal.SIGCONT)
+        for one in processes:
+            assert one is not None
+            one.send_signal(number)
+
+    try:
+        yield turn
+    finally:
+        next(signals, None)
+        turn()
+
+
+LOST_AT = (("exactly-once", "mid-write"), ("exactly-once", "mid-fan-out"), ("exactly-once-direct", "mid-write"))
+
+
+@pytest.mark.parametrize(("guarantee", "step"), LOST_AT)
+def test_a_majority_that_is_away_for_a_while_delays_a_batch_and_no_more(
+    cluster: LocalCluster, yard: Yard, monkeypatch: pytest.MonkeyPatch, guarantee: str, step: str
+) -> None:
+    query = Query(cluster, guarantee)
+    batches = [query.rows(number, random.Random(f"{step} {number}")) for number in range(2)]
+    query.do(0, batches[0])
+    with without_majority(cluster) as turn:
+        back = threading.Timer(1.5, turn)
+
+        def hook(came: str) -> None:
+            if came == step and not back.ident:
+                turn()
+                back.start()
+
+        monkeypatch.setattr(core, "HOOK", hook)
+        query.do(1, batches[1])
+        assert back.finished.is_set(), "it was done while there was a majority"
+        back.join()
+    check(yard, batches)
+
+
+@pytest.mark.parametrize(("guarantee", "step"), [*LOST_AT, ("exactly-once", "before-commit")])
+def test_a_majority_that_stays_away_ends_a_batch_in_time_and_a_restart_finishes_it(
+    cluster: LocalCluster, yard: Yard, monkeypatch: pytest.MonkeyPatch, guarantee: str, step: str
+) -> None:
+    query = Query(cluster, guarantee, timeoutSeconds="1")
+    log = query.log("log")
+    rows = [[(log, b"%d" % number, b"x") for number in range(50)]]
+    yard.create(log)
+    with without_majority(cluster) as turn:
+        stopped = list[float]()
+
+        def hook(came: str) -> None:
+            if came == step and not stopped:
+                stopped.append(time.monotonic())
+                turn()
+
+        monkeypatch.setattr(core, "HOOK", hook)
+        with pytest.raises(LogyardError) as failed:
+            query.do(0, rows)
+        assert not isinstance(failed.value, SinkError) and time.monotonic() - stopped[0] < 15
+    if step in ("before-commit", "mid-write") and guarantee == "exactly-once":
+        assert content(yard, log) == []
+    query.restart()
+    query.given["timeoutSeconds"] = "20"
+    query.do(0, rows)
+    check(yard, [rows])
 
 
 @pytest.mark.parametrize("guarantee", BOTH)

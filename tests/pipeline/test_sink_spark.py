@@ -17,6 +17,7 @@ from .test_sink import STEPS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 NUMBERS = count()
@@ -40,7 +41,7 @@ class Copy:
     def target(self, name: str) -> str:
         return f"to-{self.number}-{name}"
 
-    def stream(self, most: int = 40) -> DataFrame:
+    def stream(self, most: int = 40, **more: str) -> DataFrame:
         found = (
             self.spark.readStream.format("logyard")
             .option("servers", self.servers)
@@ -49,14 +50,20 @@ class Copy:
             .option("includePayload", "inline")
             .option("maxOffsetsPerTrigger", str(most))
             .option("minRowsPerLog", "7")
+            .options(**more)
             .load()
         )
         return found.selectExpr("replace(log, 'from', 'to') as log", "meta", "payload")
 
-    def run(self, kind: str = "logyard", **more: str) -> int:
+    def start(self, kind: str = "logyard", rows: DataFrame | None = None, **more: str) -> StreamingQuery:
+        """Begin to copy what is there."""
+        rows = self.stream() if rows is None else rows
+        query = rows.writeStream.format(kind).options(**{**self.sink, **more})
+        return query.trigger(availableNow=True).start()
+
+    def run(self, kind: str = "logyard", rows: DataFrame | None = None, **more: str) -> int:
         """Copy what is there; the batches that it took."""
-        query = self.stream().writeStream.format(kind).options(**{**self.sink, **more})
-        running = query.trigger(availableNow=True).start()
+        running = self.start(kind, rows, **more)
         try:
             running.awaitTermination()
         finally:
