@@ -331,6 +331,23 @@ class LocalCluster:
         self.spawn(node_id)
         self.wait_ready(node_id)
 
+    def join(self, node_id: int, token: str, by: str, *more: str) -> None:
+        """Start a node on an empty directory that joins by an invitation, asking the node at client address `by`; wait
+        until it serves. The cluster must be about to give it this number."""
+        client, peer = free_ports(2)
+        directory = self.directory / f"node-{node_id}"
+        directory.mkdir(exist_ok=True, mode=0o700)
+        node = self.nodes[node_id] = LocalNode(node_id, directory, f"127.0.0.1:{client}", f"127.0.0.1:{peer}")
+        lines = [
+            "[node]", f"directory = {json.dumps(str(node.data))}", f'client_listen = "{node.client_address}"',
+            f'peer_listen = "{node.peer_address}"', *secret_lines(self.secret),
+        ]  # fmt: skip
+        node.config_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self.environment["LOGYARD_TOKEN"] = token
+        self.options[node_id] = ("--join", by, *more)
+        self.spawn(node_id)
+        self.wait_ready(node_id)
+
     def exited(self) -> dict[int, int]:
         """Return the nodes whose process ended by itself, with the exit code (negative: a signal)."""
         found = {}
@@ -341,9 +358,11 @@ class LocalCluster:
                     found[node_id] = code
         return found
 
-    def stop(self) -> dict[int, int]:
-        """Send SIGTERM to all, SIGKILL to those that do not follow within STOP_S; return exit codes by node."""
-        running = [node for node in self.nodes.values() if node.process is not None]
+    def stop(self, *node_ids: int) -> dict[int, int]:
+        """Send SIGTERM to these (to all), SIGKILL to those that do not follow within STOP_S; return exit codes by
+        node."""
+        chosen = [self.nodes[node_id] for node_id in node_ids or self.nodes]
+        running = [node for node in chosen if node.process is not None]
         for node in running:
             assert node.process is not None
             node.process.terminate()

@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from .logs import opened, servers_option
 from .output import Output, json_option
+
+if TYPE_CHECKING:
+    from logyard.client.sync import Yard
 
 NODE = click.IntRange(min=1)
 TOKEN_BYTES = 24
@@ -52,6 +55,14 @@ def list_nodes(everything: bool, servers: list[str], output: Output) -> None:
     output.result({"ok": True, "nodes": rows, **fields}, found["trouble"] or None)
 
 
+def invitation(yard: Yard, hours: float = 1.0, replaces: int = 0) -> tuple[str, int]:
+    """Have the cluster take one more node; return the token, and until when (ms) it holds."""
+    token, until = secrets.token_urlsafe(TOKEN_BYTES), int((time.time() + hours * 3600) * 1000)
+    values = {"hash": hashlib.sha256(token.encode()).digest(), "until": until, "replaces": replaces}
+    yard.change_catalog("nodes", "invite", values)
+    return token, until
+
+
 @nodes.command()
 @click.option("--hours", type=click.FloatRange(min=0.01, max=24 * 30), default=1.0, show_default=True, help="How long.")
 @click.option("--replaces", type=NODE, help="The new node takes the members of this one, which is gone for good.")
@@ -66,16 +77,11 @@ def invite(hours: float, replaces: int | None, servers: list[str], output: Outpu
     Example:
       logyard nodes invite
     """
-    token = secrets.token_urlsafe(TOKEN_BYTES)
-    values: dict[str, Any] = {
-        "hash": hashlib.sha256(token.encode()).digest(), "until": int((time.time() + hours * 3600) * 1000),
-        "replaces": replaces or 0,
-    }  # fmt: skip
     with opened(servers) as yard:
-        yard.change_catalog("nodes", "invite", values)
+        token, until = invitation(yard, hours, replaces or 0)
         server = servers[0] if not servers[0].startswith("unix:") else "HOST:PORT"
     text = f"{token}\non the new node: logyard serve --config node.toml --join {server} --token {token}"
-    output.result({"ok": True, "token": token, "until_ms": values["until"], "replaces": replaces}, text)
+    output.result({"ok": True, "token": token, "until_ms": until, "replaces": replaces}, text)
 
 
 @nodes.command()

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 FINDINGS_SHOWN = 50
+LOGS = 1000
+"""Of the demo."""
 SUBJECTS = {
     "Clusters and nodes": ("up", "serve", "status", "nodes", "plan", "cluster", "drain", "forget", "readmit", "tls"),
     "Logs": ("create", "list", "describe", "append", "read", "retain", "truncate", "delete"),
@@ -197,15 +199,20 @@ def check(path: Path, repair: bool, machines: tuple[str, ...], output: Output) -
 @cli.command()
 @click.option("--dir", "directory", type=DIRECTORY, help="Keep the nodes' directories here (default: a temporary one).")
 @click.option("--source", type=DIRECTORY, help="Files to append (default: Python's standard library).")
-@click.option("--logs", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="How many logs.")
+@click.option("--logs", type=click.IntRange(1, 100_000), help="How many logs (default: 1000).")
+@click.option("--cluster", is_flag=True, help="Nodes that die, come and go under topics and consumer groups instead.")
 @json_option
-def demo(directory: Path | None, source: Path | None, logs: int, output: Output) -> None:
+def demo(
+    directory: Path | None, source: Path | None, logs: int | None, cluster: bool, output: Output
+) -> None:  # fmt: skip
     """Show the whole life on real files: three nodes, kill -9, recovery, snapshots, compaction, truncation, all
-    verified.
+    verified. With --cluster: five nodes, one killed for good, one added, one drained, while producers send to two
+    topics and consumer groups read them; every record is accounted for.
 
     \b
-    Example:
+    Examples:
       logyard demo --logs 200 --dir ./demo
+      logyard demo --cluster
     """
     from ..demo.report import show_summary
     from ..demo.run import DemoSettings, run_demo
@@ -214,7 +221,17 @@ def demo(directory: Path | None, source: Path | None, logs: int, output: Output)
         raise click.BadParameter(f"{source} is not a directory", param_hint="--source")
     if directory is not None and directory.exists() and any(directory.iterdir()):
         raise click.BadParameter(f"{directory} is not empty", param_hint="--dir")
-    fields = run_demo(DemoSettings(directory, source, logs), output)
+    if cluster:
+        from ..demo.cluster import run_cluster
+        from ..demo.cluster_report import show_cluster
+
+        if source is not None or logs is not None:
+            raise click.BadParameter("--source and --logs belong to the demo of the logs", param_hint="--cluster")
+        found = run_cluster(directory, output)
+        show_cluster(found, output)
+        output.result(found)
+        return
+    fields = run_demo(DemoSettings(directory, source, logs or LOGS), output)
     show_summary(fields, output)
     output.result(fields)
 

@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,6 +77,24 @@ class Steps:
         yield lambda size: self.progress.advance(task, size)
         self.seconds[name] = round(time.monotonic() - began, 3)
         self.progress.update(task, total=1, completed=1)
+
+
+@contextlib.contextmanager
+def home(given: Path | None, prefix: str, data: Sequence[str]) -> Iterator[Path]:
+    """Yield the place where everything lives: the directory given, else one of its own, of which the plots stay and
+    `data` goes."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    directory = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield directory
+    finally:
+        for name in data:
+            shutil.rmtree(directory / name, ignore_errors=True)
+        if not any(directory.iterdir()):
+            directory.rmdir()
 
 
 def run_demo(settings: DemoSettings, output: Output) -> dict[str, object]:

@@ -7,8 +7,6 @@ from the stopped directories, and every copy of every payload is audited in both
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cli.output import Output, bytes_text
 from ..local_cluster import LocalCluster
-from .run import DemoSettings, Steps, run_demo
+from .run import DemoSettings, Steps, home, run_demo
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +43,7 @@ def run_demo_spark(settings: DemoSettings, spark: SparkSession, output: Output) 
 
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(home(settings.directory))
+        directory = stack.enter_context(home(settings.directory, "logyard-demo-spark-", DATA))
         first, second, out = (directory / name for name in DATA)
         demo = run_demo(settings._replace(directory=first), output)
         steps = Steps(output)
@@ -77,23 +75,6 @@ def run_demo_spark(settings: DemoSettings, spark: SparkSession, output: Output) 
         "seconds": round(time.monotonic() - began, 2),
     }  # fmt: skip
     return fields
-
-
-@contextlib.contextmanager
-def home(given: Path | None) -> Iterator[Path]:
-    """Yield the place where everything lives: the directory given, else one of its own, of which the plots stay and the
-    data goes."""
-    if given is not None:
-        yield given
-        return
-    directory = Path(tempfile.mkdtemp(prefix="logyard-demo-spark-"))
-    try:
-        yield directory
-    finally:
-        for name in DATA:
-            shutil.rmtree(directory / name, ignore_errors=True)
-        if not any(directory.iterdir()):
-            directory.rmdir()
 
 
 @contextlib.contextmanager

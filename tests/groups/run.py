@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from logyard.client.sync import Yard, connect_sync
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.groups import coordinator_of
+from logyard.service.demo.judge import Commit, Given, History, Place, Verdict, judge
 from logyard.service.local_cluster import LocalCluster
-
-from .judge import Commit, Given, History, Place, Verdict, judge
 
 TOPIC, GROUP = "work", "workers"
 CONSUMERS = 4

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from .judge import Commit, Given, History, judge
+from logyard.service.demo.judge import Commit, Given, History, judge
+
 from .run import run
 
 RECORDS = 12

@@ -14,9 +14,8 @@ from logyard.client._async.consumer import GroupConsumer
 from logyard.client.reading import Membership
 from logyard.machines.groups.state import Group, Part
 from logyard.protocol.groups import Commit as Told
+from logyard.service.demo.judge import Commit, Given, History, Place, Verdict, judge
 from logyard.service.embedded import EmbeddedSystem, open_system
-
-from .judge import Commit, Given, History, Place, Verdict, judge
 
 KEYS = 8
 TTL_S = 1.5

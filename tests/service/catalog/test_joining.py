@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from logyard.client.sync import Yard, connect_sync
 from logyard.service.cli.root import cli
-from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode, free_ports
+from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode
 
 PATIENCE_S = 30.0
 
@@ -34,33 +34,9 @@ def run(*arguments: str) -> Any:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-class Growing(LocalCluster):
-    """A cluster of one that others join."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, 1, catalog=True)
-
-    def another(self, number: int, token: str, *more: str, at: LocalNode | None = None) -> None:
-        """Start a process on an empty directory that shall become node `number`."""
-        client, peer = free_ports(2)
-        directory = self.directory / f"node-{number}"
-        directory.mkdir(exist_ok=True)
-        places = (f"127.0.0.1:{client}", f"127.0.0.1:{peer}") if at is None else (at.client_address, at.peer_address)
-        node = self.nodes[number] = LocalNode(number, directory, *places)
-        lines = [
-            "[node]", f"directory = {json.dumps(str(node.data))}", f'client_listen = "{node.client_address}"',
-            f'peer_listen = "{node.peer_address}"', f"peer_secret_file = {json.dumps(str(self.secret))}",
-        ]  # fmt: skip
-        node.config_path.write_text("\n".join(lines), encoding="utf-8")
-        self.environment = {"LOGYARD_TOKEN": token}
-        self.options[number] = ("--join", self.nodes[1].client_address, *more)
-        self.spawn(number)
-        self.wait_ready(number)
-
-
 @pytest.fixture
-def growing(tmp_path: Path) -> Iterator[tuple[Growing, Yard]]:
-    with Growing(tmp_path) as cluster:
+def growing(tmp_path: Path) -> Iterator[tuple[LocalCluster, Yard]]:
+    with LocalCluster(tmp_path, 1, catalog=True) as cluster:
         cluster.start()
         with connect_sync(cluster.addresses) as yard:
             yield cluster, yard
@@ -84,18 +60,18 @@ def states(cluster: LocalCluster, node: int) -> dict[int, str]:
     return {row["node"]: row["state"] for row in found.get("nodes", ())}
 
 
-def test_a_cluster_grows_from_one_node_to_three(growing: tuple[Growing, Yard]) -> None:
+def test_a_cluster_grows_from_one_node_to_three(growing: tuple[LocalCluster, Yard]) -> None:
     cluster, yard = growing
-    first = cluster.nodes[1].pids[:]
+    first, asked = cluster.nodes[1].pids[:], cluster.nodes[1].client_address
     token = invited(cluster)
     with pytest.raises(ClusterFailed, match="no such invitation"):
-        cluster.another(9, "guessed")
+        cluster.join(9, "guessed", asked)
     del cluster.nodes[9]
-    cluster.another(2, token)
+    cluster.join(2, token, asked)
     with pytest.raises(ClusterFailed, match="another directory has used it"):
-        cluster.another(9, token)
+        cluster.join(9, token, asked)
     del cluster.nodes[9]
-    cluster.another(3, invited(cluster))
+    cluster.join(3, invited(cluster), asked)
     for node in (1, 2, 3):
         until(lambda node=node: states(cluster, node) == dict.fromkeys((1, 2, 3), "active"), f"node {node} knows all")  # type: ignore[misc]
     assert run("create", "orders", "--servers", cluster.nodes[1].client_address)["ok"]

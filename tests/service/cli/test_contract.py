@@ -109,6 +109,7 @@ def test_every_verb_but_servers_speaks_json(path: tuple[str, ...]) -> None:
         ["bench", "append", "--size", "1"],
         ["demo", "--logs", "0"],
         ["demo", "--source", "/no/such/directory"],
+        ["demo", "--cluster", "--logs", "5"],
     ],
     ids=" ".join,
 )

@@ -1,7 +1,8 @@
 """What a history of a consumer group must be like (docs/machines/groups.md), and what is wrong with one. Pure.
 
 Times are of one machine's monotonic clock, of whichever process. A history is what producers were told, what each
-consumer's loop was given, what its commits came to, and what was done to it.
+consumer's loop was given, what its commits came to, and what was done to it. Called by `service.demo.cluster`, and by
+the tests of consumer groups under faults.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Verdict(NamedTuple):
     doubled: int
     doubled_without_cause: int
     lost: int
+    skipped: int
     violations: list[str]
 
     @property
@@ -82,16 +84,17 @@ def judge(history: History) -> Verdict:
         sent = history.sent.get(place)
         if sent is not None and sent != (one.key, one.number):
             found.append(f"mixed up: {place} was sent as {sent} and given as {(one.key, one.number)}")
-    found += _skipped(history, first)
+    skipped = _skipped(history, first)
+    found += skipped
     found += _stale(history, given)
     found += _two_owners(history, given)
     found += _out_of_order(given)
     doubled, without = _doubles(history, given, found)
-    return Verdict(len(history.sent), len(given), doubled, without, len(lost), found)
+    return Verdict(len(history.sent), len(given), doubled, without, len(lost), len(skipped), found)
 
 
 def _skipped(history: History, first: Mapping[Place, Given]) -> list[str]:
-    """Nothing is committed that nobody was given."""
+    """Return each commit that covers what nobody was given."""
     found = []
     by_partition: dict[int, list[int]] = {}
     for partition, offset in sorted(history.sent):
@@ -110,7 +113,7 @@ def _skipped(history: History, first: Mapping[Place, Given]) -> list[str]:
 
 
 def _stale(history: History, given: Sequence[Given]) -> list[str]:
-    """No commit of a lost ownership counts."""
+    """Return each commit that counted although its ownership was lost."""
     begun: dict[int, list[tuple[int, float]]] = {}
     for one in given:
         epochs = begun.setdefault(one.partition, [])
@@ -125,8 +128,8 @@ def _stale(history: History, given: Sequence[Given]) -> list[str]:
 
 
 def _two_owners(history: History, given: Sequence[Given]) -> list[str]:
-    """Nobody is given records of a partition after the next owner was, but for the one that it was being given when it
-    was stopped."""
+    """Return each record that was given after the partition's next owner was given one, but for the one that a consumer
+    was being given when it was stopped."""
     found = []
     newest: dict[int, Given] = {}
     before: dict[int, float] = {}
@@ -145,7 +148,7 @@ def _two_owners(history: History, given: Sequence[Given]) -> list[str]:
 
 
 def _out_of_order(given: Sequence[Given]) -> list[str]:
-    """The records of a key are given, for the first time each, in the order in which they were sent."""
+    """Return each record of a key that was given, for the first time, before an earlier one of it."""
     found = []
     newest: dict[int, Given] = {}
     seen: set[tuple[int, int]] = set()
