@@ -358,25 +358,13 @@ class LocalCluster:
                     found[node_id] = code
         return found
 
-    def stop(self, *node_ids: int) -> dict[int, int]:
-        """Send SIGTERM to these (to all), SIGKILL to those that do not follow within STOP_S; return exit codes by
-        node."""
-        chosen = [self.nodes[node_id] for node_id in node_ids or self.nodes]
-        running = [node for node in chosen if node.process is not None]
-        for node in running:
-            assert node.process is not None
-            node.process.terminate()
-        deadline = time.monotonic() + STOP_S
-        codes = {}
-        for node in running:
-            assert node.process is not None
-            try:
-                codes[node.node_id] = node.process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                node.process.kill()
-                codes[node.node_id] = node.process.wait()
-            node.forget()
-        return codes
+    def stop(self) -> dict[int, int]:
+        """Send SIGTERM to all, SIGKILL to those that do not follow within STOP_S; return exit codes by node."""
+        return stopped([node for node in self.nodes.values() if node.process is not None])
+
+    def end(self, node_id: int) -> int:
+        """Send SIGTERM to one, SIGKILL if it does not follow; return its exit code."""
+        return stopped([self.nodes[node_id]])[node_id]
 
     def __enter__(self) -> Self:
         return self
@@ -385,6 +373,24 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def stopped(running: Sequence[LocalNode]) -> dict[int, int]:
+    """End these nodes' processes in order; return exit codes by node."""
+    for node in running:
+        assert node.process is not None
+        node.process.terminate()
+    deadline = time.monotonic() + STOP_S
+    codes = {}
+    for node in running:
+        assert node.process is not None
+        try:
+            codes[node.node_id] = node.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            node.process.kill()
+            codes[node.node_id] = node.process.wait()
+        node.forget()
+    return codes
 
 
 class KeptUp:

@@ -340,7 +340,7 @@ class ClusterDemo:
             self.note(f"node {node} drains")
             reach("the drained node is empty", lambda: self.emptied(node), STEP_S)
             self.yard.change_catalog("nodes", "remove", {"node": node})
-            self.cluster.stop(node)
+            self.cluster.end(node)
             self.note(f"node {node} is empty, removed, stopped")
 
     def finish(self) -> None:
