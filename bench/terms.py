@@ -6,9 +6,10 @@ check weaker. Used by `logyard bench kv | queue` beside their load, and by the s
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import trio
@@ -25,24 +26,54 @@ LOOK_S = 0.05
 PUBLISH_S = 0.25
 FAILED_MAX = 3
 """Deliveries of a message that fail before it is acknowledged."""
+LEARNS_S = 10.0
+"""A consumer whose session ended, or that was cut off, knows it by then."""
 ROUNDED_S = 0.002
 """Log time is in milliseconds, rounded down."""
 
 
+class Holder:
+    """A consumer, from when it attached until it failed: what it held comes back with it, and others may have that
+    before it learns so itself."""
+
+    failed = math.inf
+
+    def explains(self, seen: float) -> bool:
+        """Return whether what came back at a time did so because this one's session or connection had ended."""
+        return self.failed < seen + LEARNS_S
+
+
+class Sent:
+    """A message that is to come again: when it was published, with what delay, and who may hold it now."""
+
+    def __init__(self, delay_s: float, holders: Iterable[Holder]) -> None:
+        self.made = time.monotonic()
+        self.delay_s = delay_s
+        self.holders = {*holders}
+
+
 class Terms:
-    """What was found. `early`: what was over before its time, in words; `late_s`: by how much the latest one was."""
+    """What was found. `late_s`: by how much the latest one was over after its time."""
 
     def __init__(self) -> None:
         self.checked = 0
-        self.early: list[str] = []
         self.late_s = 0.0
         self.number = 0
+        self._early: list[tuple[str, float, frozenset[Holder]]] = []
+        self._holders: set[Holder] = set()
 
-    def over(self, what: str, passed_s: float, length_s: float) -> None:
-        """Count a term of `length_s` that was over when so much had passed."""
+    @property
+    def early(self) -> list[str]:
+        """What was over before its time, in words: complete when all has ended. What a consumer held that failed has
+        come back by that."""
+        return [words for words, seen, held in self._early if not any(one.explains(seen) for one in held)]
+
+    def over(self, what: str, passed_s: float, length_s: float, holders: Iterable[Holder] = ()) -> None:
+        """Count a term of `length_s` that was over when so much had passed, of what one of these may have held."""
         self.checked += 1
         if passed_s < length_s - ROUNDED_S:
-            self.early.append(f"{what} of {length_s:g} s was over {passed_s:.3f} s after it was last asked for")
+            words = f"{what} of {length_s:g} s was over {passed_s:.3f} s after it was last asked for"
+            self._early.append((words, time.monotonic(), frozenset(holders)))
 
     def row(self) -> dict[str, Any]:
         """Return the row for a report."""
@@ -95,14 +126,14 @@ class Terms:
 
     async def deliveries(self, yard: Yard, name: str, failed: Callable[[LogyardError], None]) -> None:
         """Publish messages that two consumers get and do not settle in time, and delayed ones, until cancelled."""
-        sent: dict[bytes, tuple[float, float]] = {}
+        sent: dict[bytes, Sent] = {}
         async with trio.open_nursery() as nursery:
             for _ in range(2):
                 nursery.start_soon(self._consume, yard, name, sent, failed)
             while True:
                 self.number += 1
                 body, delay_s = b"%d" % self.number, DELAY_S * (self.number % 3 == 0)
-                sent[body] = time.monotonic(), delay_s
+                sent[body] = Sent(delay_s, self._holders)
                 try:
                     await yard.queue(name).publish(body, delay=delay_s or None)
                 except LogyardError as error:
@@ -113,34 +144,38 @@ class Terms:
         self,
         yard: Yard,
         name: str,
-        sent: dict[bytes, tuple[float, float]],
+        sent: dict[bytes, Sent],
         failed: Callable[[LogyardError], None],
     ) -> None:
         while True:
+            holder = Holder()
+            # It may get any of them from now on.
+            for one in (self._holders, *(one.holders for one in sent.values())):
+                one.add(holder)
             try:
                 async with yard.queue(name).consume(prefetch=64, lease=QUEUE_LEASE_S) as consumer:
                     async for message in consumer:
-                        await self._took(consumer, message, name, sent)
+                        self._took(consumer, holder, message, name, sent)
             except LogyardError as error:
                 failed(error)
+                holder.failed = time.monotonic()
+                self._holders.discard(holder)
                 # What it held comes back with it.
                 sent.clear()
                 await trio.sleep(LOOK_S)
 
-    async def _took(
-        self, consumer: Consumer, message: Message, name: str, sent: dict[bytes, tuple[float, float]]
-    ) -> None:
+    def _took(self, consumer: Consumer, holder: Holder, message: Message, name: str, sent: dict[bytes, Sent]) -> None:
         found, now = sent.get(bytes(message.body or b"")), time.monotonic()
-        if found is not None:
-            made, delay_s = found
-            if message.deliveries or delay_s:
-                length_s = delay_s + message.deliveries * QUEUE_LEASE_S
-                what = f"{name}: message {message.id}, delayed by {delay_s:g} s, with {message.deliveries} leases"
-                self.over(what, now - made, length_s)
-                self.late_s = max(self.late_s, now - made - length_s if message.deliveries + bool(delay_s) == 1 else 0)
+        if found is not None and (message.deliveries or found.delay_s):
+            passed_s, length_s = now - found.made, found.delay_s + message.deliveries * QUEUE_LEASE_S
+            what = f"{name}: message {message.id}, delayed by {found.delay_s:g} s, with {message.deliveries} leases"
+            self.over(what, passed_s, length_s, found.holders)
+            self.late_s = max(self.late_s, passed_s - length_s if message.deliveries + bool(found.delay_s) == 1 else 0)
         if found is None or message.deliveries >= FAILED_MAX:
             sent.pop(bytes(message.body or b""), None)
             consumer.ack_nowait(message)
+        else:
+            found.holders = {holder}
 
 
 class Beside:

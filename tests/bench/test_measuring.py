@@ -17,7 +17,7 @@ from logyard.bench.histogram import BUCKETS, Histogram, bucket_of, lower_edge
 from logyard.bench.load import Load, LoadSpec
 from logyard.bench.processes import cpu_seconds, family, resident_bytes
 from logyard.bench.report import append_figures, shares
-from logyard.bench.terms import Terms
+from logyard.bench.terms import Holder, Sent, Terms
 from logyard.bench.workload import Workload
 
 
@@ -207,3 +207,33 @@ def test_a_lease_that_is_over_before_its_time_is_noticed(monkeypatch: pytest.Mon
     terms = trio.run(look, clock=trio.testing.MockClock(autojump_threshold=0))
     assert terms.checked == 2 and len(terms.early) == 1 and "lease 1 of 1 s was over 0.6" in terms.early[0]
     assert 0 < terms.late_s < 0.2
+
+
+@pytest.mark.parametrize(
+    ("held_by", "fails", "after_s", "early"),
+    [
+        ("one", "", 0.0, True),
+        ("one", "one", 2.0, False),
+        ("one", "one", 60.0, True),
+        ("one", "other", 2.0, True),
+        ("nobody known", "other", 2.0, False),
+    ],
+    ids=["without a cause", "the holder failed", "it failed much later", "another one failed", "it may have been that"],
+)
+def test_a_delivery_before_its_time_has_a_cause_or_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, held_by: str, fails: str, after_s: float, early: bool
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("logyard.bench.terms.time", SimpleNamespace(monotonic=lambda: now[0]))
+    terms, holders = Terms(), {"one": Holder(), "other": Holder()}
+    message = cast(Any, SimpleNamespace(id=1, body=b"1", deliveries=0))
+    sent = {b"1": Sent(0.0, holders.values())}
+    if held_by == "one":
+        terms._took(cast(Any, None), holders["one"], message, "q", sent)
+    now[0] += 0.7
+    message.deliveries = 1
+    terms._took(cast(Any, None), holders["other"], message, "q", sent)
+    now[0] += after_s
+    if fails:
+        holders[fails].failed = now[0]
+    assert terms.checked == 1 and len(terms.early) == early and terms.row()["terms_early"] == early
