@@ -36,7 +36,12 @@ class Holder:
     """A consumer, from when it attached until it failed: what it held comes back with it, and others may have that
     before it learns so itself."""
 
-    failed = math.inf
+    def __init__(self) -> None:
+        self.failed = math.inf
+
+    def fail(self) -> None:
+        """Note that it failed now."""
+        self.failed = time.monotonic()
 
     def explains(self, seen: float) -> bool:
         """Return whether what came back at a time did so because this one's session or connection had ended."""
@@ -50,6 +55,10 @@ class Sent:
         self.made = time.monotonic()
         self.delay_s = delay_s
         self.holders = {*holders}
+
+    def came_to(self, holder: Holder) -> None:
+        """Note who has it now."""
+        self.holders = {holder}
 
 
 class Terms:
@@ -158,7 +167,7 @@ class Terms:
                         self._took(consumer, holder, message, name, sent)
             except LogyardError as error:
                 failed(error)
-                holder.failed = time.monotonic()
+                holder.fail()
                 self._holders.discard(holder)
                 # What it held comes back with it.
                 sent.clear()
@@ -175,7 +184,7 @@ class Terms:
             sent.pop(bytes(message.body or b""), None)
             consumer.ack_nowait(message)
         else:
-            found.holders = {holder}
+            found.came_to(holder)
 
 
 class Beside:

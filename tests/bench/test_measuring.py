@@ -235,5 +235,5 @@ def test_a_delivery_before_its_time_has_a_cause_or_is_noticed(
     terms._took(cast(Any, None), holders["other"], message, "q", sent)
     now[0] += after_s
     if fails:
-        holders[fails].failed = now[0]
+        holders[fails].fail()
     assert terms.checked == 1 and len(terms.early) == early and terms.row()["terms_early"] == early
