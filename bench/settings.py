@@ -147,6 +147,15 @@ class GroupsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """`bench cluster`."""
+
+    logs: int = option(10_000, "How many logs.", least=100)
+    lookups: int = option(100_000, "Names looked up, in memory.", least=1)
+    finds: int = option(200, "Names looked up over a connection.", least=1)
+
+
+@dataclass(frozen=True, slots=True)
 class FailoverSettings:
     """`bench failover`."""
 

@@ -22,6 +22,7 @@ from logyard.bench.settings import (
     AppendSettings,
     CatchupSettings,
     ChurnSettings,
+    ClusterSettings,
     FailoverSettings,
     GroupsSettings,
     HugeSettings,
@@ -103,7 +104,11 @@ def cluster_options(nodes: int | None) -> Callable[[F], F]:
 
 @contextlib.contextmanager
 def bench_cluster(
-    nodes: int, directory: Path | None, volatile: bool, limits: Mapping[str, object] | None = None
+    nodes: int,
+    directory: Path | None,
+    volatile: bool,
+    limits: Mapping[str, object] | None = None,
+    catalog: bool = False,
 ) -> Iterator[tuple[Any, Path]]:
     """Run a cluster in a new or empty directory; yield both. Raises a usage error for one in memory."""
     from logyard.bench.calibrate import VOLATILE, filesystem_of
@@ -121,7 +126,7 @@ def bench_cluster(
             raise click.BadParameter(f"{where} is in memory ({kind}): give another, or --volatile", param_hint="--dir")
         if any(where.iterdir()):
             raise click.BadParameter(f"{where} is not empty", param_hint="--dir")
-        cluster = stack.enter_context(LocalCluster(where, nodes, limits=limits))
+        cluster = stack.enter_context(LocalCluster(where, nodes, limits=limits, catalog=catalog))
         cluster.start()
         yield cluster, where
 
@@ -205,6 +210,30 @@ def bench_groups(nodes: int, settings: GroupsSettings, directory: Path | None, v
 
     with bench_cluster(nodes, directory, volatile) as (cluster, where):
         report = run_groups(settings, cluster, where, output.say)
+    show(report, output)
+
+
+@bench.command("cluster")
+@cluster_options(4)
+@options_of(ClusterSettings)
+def bench_of_cluster(
+    nodes: int, settings: ClusterSettings, directory: Path | None, volatile: bool, output: Output
+) -> None:  # fmt: skip
+    """Measure the catalogue of a cluster with many logs: logs created a second, look-ups, what a snapshot writes after
+    a small change, a restart, and the memory of a node that only learns.
+
+    \b
+    Example:
+      logyard bench cluster --logs 100000 --json
+    """
+    from logyard.bench.cases.cluster import limits_of, run_cluster
+
+    if nodes < 4:
+        raise click.BadParameter(
+            "the fourth node is the first that only learns: take four or more", param_hint="--nodes"
+        )
+    with bench_cluster(nodes, directory, volatile, limits_of(settings), catalog=True) as (cluster, where):
+        report = run_cluster(settings, cluster, where, output.say)
     show(report, output)
 
 

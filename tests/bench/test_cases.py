@@ -15,9 +15,10 @@ import pytest
 
 from logyard.bench.cases.append import LoadFailed, run_processes
 from logyard.bench.cases.churn import differences
+from logyard.bench.cases.cluster import in_memory
 from logyard.bench.cases.failover import Load
 from logyard.bench.load import LoadSpec
-from logyard.bench.settings import FailoverSettings
+from logyard.bench.settings import ClusterSettings, FailoverSettings
 from logyard.bench.suite.sync_delay import delayed_environment
 from logyard.bench.workload import Workload
 from logyard.client.lane import Batch
@@ -246,6 +247,25 @@ def test_groups_counts_what_was_sent_and_consumed(tmp_path: Path) -> None:
     assert found["ok"] is True and found["lost"] == found["twice"] == found["lag"] == 0
     assert found["consumed"] == 5000 + found["sent_at_rate"] and found["consumed_per_s"] > 10
     assert found["latency_p50_ms"] <= found["latency_p99_ms"]
+
+
+@pytest.mark.long
+def test_cluster_measures_a_catalogue_on_nodes_and_in_memory(tmp_path: Path) -> None:
+    found = bench(
+        "cluster", "--logs", "600", "--lookups", "2000", "--finds", "20", "--dir", str(tmp_path / "nodes")
+    )  # fmt: skip
+    assert found["ok"] is True and found["created_per_s"] > 20
+    assert 0 < found["lookup_us"] < 1000 * found["find_ms_p50"]
+    assert 0 < found["snapshot_written_bytes"] <= found["snapshot_bytes"]
+    assert 0 < found["snapshot_written_share"] <= 1 and 0 < found["restart_ready_s"] <= found["restart_s"]
+
+
+def test_cluster_tells_the_catalogue_what_nodes_tell_it() -> None:
+    found = in_memory(ClusterSettings(logs=1000, lookups=500, finds=1))
+    assert found["snapshot_bytes"] > 60 * 1000 and found["lookup_us"] > 0
+    assert found["snapshot_written_share"] == pytest.approx(
+        found["snapshot_written_bytes"] / found["snapshot_bytes"], abs=0.001
+    )
 
 
 @pytest.mark.parametrize("mode", ["put", "get", "watch"])

@@ -41,8 +41,8 @@ def run(*words: str, text: str | None = None) -> Result:
 def test_every_verb_is_there() -> None:
     assert set(cli.commands) == VERBS
     assert {path[1] for path in every_command() if path[0] == "bench" and len(path) == 2} == {
-        "append", "catchup", "churn", "compare", "failover", "groups", "huge", "idle", "kv", "mixed", "queue",
-        "recover", "replay", "run", "spark",
+        "append", "catchup", "churn", "cluster", "compare", "failover", "groups", "huge", "idle", "kv", "mixed",
+        "queue", "recover", "replay", "run", "spark",
     }  # fmt: skip
 
 
@@ -110,6 +110,7 @@ def test_every_verb_but_servers_speaks_json(path: tuple[str, ...]) -> None:
         ["demo", "--logs", "0"],
         ["demo", "--source", "/no/such/directory"],
         ["demo", "--cluster", "--logs", "5"],
+        ["bench", "cluster", "--nodes", "3"],
     ],
     ids=" ".join,
 )
