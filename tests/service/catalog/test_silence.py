@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, JOINING, SILENT
+from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, JOINING, RETURNED, SILENT
 from logyard.service.catalog.silence import Silence, too_many
 
 ALL = {1, 2, 3, 4, 5}
@@ -25,6 +25,26 @@ def test_silent_then_dead_after_its_time() -> None:
     assert silence.look(601.0, {**states, 5: DEAD}, {}, (1, 2, 3), views(5)) == []
     assert silence.look(602.0, {**states, 5: DEAD}, {}, (1, 2, 3), views()) == [("heard", 5)]
     assert silence.look(603.0, {**states, 5: SILENT}, {}, (1, 2, 3), views(5)) == [], "its time begins anew"
+
+
+def test_a_dead_node_that_was_heard_a_moment_ago_is_not_back() -> None:
+    silence, states = Silence(1, 600.0), {**STATES, 5: DEAD}
+    assert silence.look(0.0, states, {}, (1, 2, 3), views()) == [], "killed and declared dead at once: stale views"
+    assert silence.look(1.0, states, {}, (1, 2, 3), {1: ALL - {5}}) == [], "a new leader that nobody told anything"
+    assert silence.look(2.0, states, {}, (1, 2, 3), views(5)) == []
+    assert silence.look(3.0, states, {}, (1, 2, 3), views()) == [("heard", 5)], "it was away, and is back"
+    silence = Silence(1, 600.0)
+    assert silence.look(0.0, states, {}, (1, 2, 3), views()) == []
+    assert silence.look(9.9, states, {}, (1, 2, 3), views()) == []
+    assert silence.look(10.0, states, {}, (1, 2, 3), views()) == [("heard", 5)], "it never went"
+    assert silence.look(11.0, STATES, {}, (1, 2, 3), views()) == []
+    assert silence.look(12.0, states, {}, (1, 2, 3), views()) == [], "dead once more"
+
+
+def test_who_was_back_and_goes_again_is_dead_after_its_time() -> None:
+    silence, states = Silence(1, 600.0), {**STATES, 5: RETURNED}
+    assert silence.look(0.0, states, {}, (1, 2, 3), views(5)) == []
+    assert silence.look(600.0, states, {}, (1, 2, 3), views(5)) == [("declare_dead", 5)]
 
 
 def test_a_word_begins_the_time_anew() -> None:
