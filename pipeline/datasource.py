@@ -28,6 +28,7 @@ from .opening import open_source
 from .options import STREAM, Options, parse_loaded, parse_options
 from .partitions import pack, spread, weigh
 from .sources import Wanted
+from .topics import as_asked, named_logs
 
 if TYPE_CHECKING:
     import pyarrow
@@ -59,10 +60,11 @@ class LogyardDataSource(DataSource):
             kv_table.parse_kv(self.options)
             return kv_table.spark_schema()
         options = parse_loaded(self.options)
-        if options.names is not None:
+        if options.names is not None or options.topics is not None:
             with closing(open_source(options)) as source:
-                check_named(options, source.logs(options.names))
-        return spark_schema(options.payloads)
+                names = named_logs(options, source)
+                check_named(options, source.logs(names), names)
+        return spark_schema(options.payloads, options.topics is not None)
 
     @property
     def _of_kv(self) -> bool:
@@ -131,14 +133,15 @@ class LogReader(DataSourceReader):
         ranges = getattr(partition, "ranges", ())
         if ranges:
             with closing(open_source(self.options)) as source:
-                yield from source.read(ranges, self.options.reading)
+                yield from as_asked(source.read(ranges, self.options.reading), self.options)
 
 
 def plan(options: Options, cores: int | None = None) -> list[tuple[Wanted, ...]]:
     """Return the ranges of each task. Raises `OptionError`, `DataLoss`, what a cluster says."""
     with closing(open_source(options)) as source:
-        infos = source.logs(options.names, options.pattern)
-        check_named(options, infos)
+        names = named_logs(options, source)
+        infos = source.logs(names, options.pattern)
+        check_named(options, infos, names)
         starts, ends = starting_times(options, infos), ending_times(options, infos)
         found_starts = source.offsets_at(starts) if starts else {}
         found_ends = source.offsets_at(ends) if ends else {}
@@ -154,6 +157,6 @@ def check_schema(schema: StructType, options: Options) -> None:
     """Raise `OptionError` for a schema given by hand that is not the source's own."""
     from .schema import spark_schema
 
-    own = spark_schema(options.payloads)
+    own = spark_schema(options.payloads, options.topics is not None)
     if schema != own:
         raise OptionError(f"schema: the columns are fixed: {own.simpleString()}; choose them with select")

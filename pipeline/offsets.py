@@ -5,19 +5,24 @@ Called by `datasource` on the driver; a stream's batches are made of the same pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from .errors import DataLoss, OptionError
 from .options import EARLIEST, LATEST, Offsets, Options
 from .sources import LogInfo, Wanted
 
 
-def check_named(options: Options, infos: Sequence[LogInfo]) -> None:
-    """Raise `OptionError` for a log that is named in an option and is not there, or not chosen."""
+def check_named(options: Options, infos: Sequence[LogInfo], names: Collection[str] | None = None) -> None:
+    """Raise `OptionError` for a log that is named and is not there, or not chosen. `names` are the partitions of the
+    options' topics."""
     known = {info.name for info in infos}
     option = "subscribe" if options.assign is None else "assign"
-    for name in options.names or ():
+    for name in names or options.names or ():
         if name not in known:
+            if options.topics is not None:
+                raise OptionError(
+                    f"subscribeTopic: partition {name!r} is on no node that answers, or it is being made: try again"
+                )
             raise OptionError(f"{option}: there is no append log {name!r}")
     named = {
         "startingOffsets": options.starting, "endingOffsets": options.ending,

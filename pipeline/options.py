@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from logyard.protocol.topics import NAME as TOPIC
+
 from .errors import OptionError
 from .option_table import (
     Option,
@@ -48,6 +50,14 @@ def _pattern(text: str) -> str:
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
     return text
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    found = names(text)
+    for name in found:
+        if not TOPIC.fullmatch(name):
+            raise ValueError(f"{name!r} can be no topic's name: letters, digits, '.', '_' and '-' are expected")
+    return found
 
 
 def _size(text: str) -> int:
@@ -150,6 +160,7 @@ def _is_span(span: object) -> bool:
     )
 
 
+CHOICES = ("subscribe", "subscribePattern", "assign", "subscribeTopic")
 NO_END = "a stream has no end: use availableNow for what is there now, or read a batch (spark.read)"
 BOUNDED = "a batch is bounded by startingOffsets and endingOffsets"
 
@@ -159,10 +170,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("path", "path", plain, "", "The directory of a stopped node, or a backup; read without any server. Alone,"
            " as in `load(\"DIR\")`, it means all logs.", BATCH, "nothing is appended to a stopped directory: read it as"
            " a batch (spark.read)"),
-    Option("subscribe", "subscribe", names, "", "Names of logs, separated by commas. Exactly one of the three."),
+    Option("subscribe", "subscribe", names, "", "Names of logs, separated by commas. Exactly one of the four."),
     Option("subscribePattern", "pattern", _pattern, "", "A regular expression (Python's) that whole names match."),
     Option("assign", "assign", _assign, "", 'Logs as JSON: `["a", "b"]`, or exact ranges `{"a": [first, end]}`, the'
            " end excluded; -2 is the start, -1 the end of the log."),
+    Option("subscribeTopic", "topics", _topics, "", "Names of [topics](topics.md), separated by commas: all their"
+           " partitions, with the records' keys in the column `key`."),
     Option("startingOffsets", "starting", _starting, "earliest", "`earliest`, or JSON: `{\"a\": 100}`; -2 is earliest,"
            " -1 latest. Logs that are not named begin at earliest. A stream takes `latest`, too, which is its default.",
            streams_default="latest"),
@@ -221,6 +234,7 @@ class Options:
     subscribe: tuple[str, ...] | None
     pattern: str | None
     assign: dict[str, tuple[int, int]] | None
+    topics: tuple[str, ...] | None
     starting: Offsets
     ending: Offsets
     starting_time: int | None
@@ -252,7 +266,7 @@ class Options:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """The logs that are named, None for a pattern."""
+        """The logs that are named, None for a pattern, or for topics, whose partitions a cluster has to tell."""
         return self.subscribe if self.assign is None else tuple(self.assign)
 
 
@@ -280,10 +294,14 @@ def parse_options(given: Mapping[str, str], kind: str = BATCH) -> Options:
         streams=kind == STREAM,
     )
     _exactly_one(present, "servers", "path")
-    if "path" in present and not present & {"subscribe", "subscribePattern", "assign"}:
+    if "path" in present and "subscribeTopic" in present:
+        raise OptionError(
+            "subscribeTopic: a running cluster knows topics, a directory does not: subscribe to their logs"
+        )
+    if "path" in present and not present & {*CHOICES}:
         fields["pattern"] = ".*"
     else:
-        _exactly_one(present, "subscribe", "subscribePattern", "assign")
+        _exactly_one(present, *CHOICES)
     starts = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
     ends = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
     for several in (starts, ends):
@@ -315,7 +333,7 @@ NO_LEAST = (
 ELSEWHERE = {
     "kafka.bootstrap.servers": "here it is servers",
     "bootstrap.servers": "here it is servers",
-    "topic": "here a topic's partitions are logs: subscribe, subscribePattern or assign",
+    "topic": "here it is subscribeTopic",
     "includeHeaders": "what a record has beside its payload is in the column meta",
     "minOffsetsPerTrigger": NO_LEAST,
     "maxTriggerDelay": NO_LEAST,

@@ -26,15 +26,23 @@ COLUMNS = (
 """name, Spark type, Arrow type, nullable. `payload_size` is null for a record without a payload; `payload_hash` is the
 xxh3-128 of the payload's bytes, the same in every cluster, where they were read, else null."""
 PAYLOAD = ("payload", "binary", pyarrow.binary(), True)
+KEY = ("key", "binary", pyarrow.binary(), True)
 
 
-def arrow_schema(payloads: bool) -> pyarrow.Schema:
-    """Return the schema of a batch; `payloads` adds the column `payload`."""
-    columns = (*COLUMNS, PAYLOAD) if payloads else COLUMNS
+def columns_of(payloads: bool, keys: bool) -> tuple[tuple[str, str, pyarrow.DataType, bool], ...]:
+    """Return the columns; `payloads` adds `payload`, `keys` adds `key` before `meta`."""
+    at = next(number for number, column in enumerate(COLUMNS) if column[0] == "meta")
+    found = (*COLUMNS[:at], KEY, *COLUMNS[at:]) if keys else COLUMNS
+    return (*found, PAYLOAD) if payloads else found
+
+
+def arrow_schema(payloads: bool, keys: bool = False) -> pyarrow.Schema:
+    """Return the schema of a batch, as `columns_of`."""
+    columns = columns_of(payloads, keys)
     return pyarrow.schema([pyarrow.field(name, kind, nullable) for name, _, kind, nullable in columns])
 
 
-def spark_schema(payloads: bool) -> StructType:
+def spark_schema(payloads: bool, keys: bool = False) -> StructType:
     """Return the same as Spark's; needs no session."""
     from pyspark.sql import types
 
@@ -42,5 +50,5 @@ def spark_schema(payloads: bool) -> StructType:
         "string": types.StringType, "long": types.LongType, "timestamp": types.TimestampType,
         "binary": types.BinaryType,
     }  # fmt: skip
-    columns = (*COLUMNS, PAYLOAD) if payloads else COLUMNS
+    columns = columns_of(payloads, keys)
     return types.StructType([types.StructField(name, kinds[kind](), nullable) for name, kind, _, nullable in columns])

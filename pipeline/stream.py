@@ -31,7 +31,7 @@ from logyard.client.log import latest_call
 from logyard.client.session import backoff
 from logyard.protocol.errors import LogyardError
 
-from .errors import DataLoss
+from .errors import DataLoss, OptionError
 from .log_table import LogTable
 from .offsets import check_named, first_offsets, starting_times
 from .opening import KEPT, open_network
@@ -39,6 +39,7 @@ from .options import Options
 from .partitions import ROW_BYTES, cut
 from .sources import RECORD, LogInfo, Reading, Wanted
 from .stream_offsets import Limit, Lost, Position, StreamOffset, advance, between, parse_offset
+from .topics import as_asked, named_logs, partition_logs
 
 if TYPE_CHECKING:
     import pyarrow
@@ -84,6 +85,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._sizes: dict[int, tuple[int, int]] = {}
         self._there_until: dict[str, float] = {}
         self._hint_after = 0.0
+        self._partitions: frozenset[str] = frozenset()
+        self._topics_after = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options}
@@ -118,8 +121,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins. Raises `OptionError`, `DataLoss`."""
-        infos = self.source.survey(self.options.names, self.options.pattern).infos
-        check_named(self.options, infos)
+        names = named_logs(self.options, self.source)
+        infos = self.source.survey(names, self.options.pattern).infos
+        check_named(self.options, infos, names)
         times = starting_times(self.options, infos)
         firsts = first_offsets(self.options, infos, self.source.offsets_at(times) if times else {})
         return StreamOffset({info.name: Position(info.uid, firsts[info.name]) for info in infos}, initial=True).plain()
@@ -178,7 +182,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Without any task Spark makes one of its own.
         ranges: tuple[Wanted, ...] = getattr(partition, "ranges", ())
         lost: tuple[Lost, ...] = getattr(partition, "lost", ())
-        reading = self.options.reading
+        yield from as_asked(self._read(ranges, lost, self.options.reading), self.options)
+
+    def _read(self, ranges: Sequence[Wanted], lost: Sequence[Lost], reading: Reading) -> Iterator[pyarrow.RecordBatch]:
         for one in lost:
             yield ended(one, reading)
         if ranges:
@@ -194,11 +200,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline = time.monotonic() + self.options.timeout_s
         while True:
             try:
+                self._look_up()
                 if self._table is None:
                     self._table = LogTable(self._chosen)
                 self.source.refresh()
                 self.source.follow(self._table)
                 return Seen(list(self._table.infos.values()), bool(self._table.missing), set())
+            except OptionError:
+                raise
             except LogyardError:
                 # A connection that is kept may be the trouble.
                 self.stop()
@@ -207,6 +216,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             threading.Event().wait(backoff(failures, chance))
             failures += 1
 
+    def _look_up(self) -> None:
+        """See which partitions the topics have by now. Those that are known are read on while nobody can tell. Raises
+        `OptionError` for a topic that is not there."""
+        topics = self.options.topics
+        if topics is None or (self._partitions and time.monotonic() < self._topics_after):
+            return
+        try:
+            found = partition_logs(self.source.yard, topics, LEADER_PATIENCE_S)
+        except OptionError:
+            raise
+        except LogyardError as error:
+            if not self._partitions:
+                raise
+            log.warning("subscribeTopic: the topics could not be looked up: %s", error)
+            self._topics_after = time.monotonic() + THERE_S
+            return
+        if not self._partitions.issuperset(found):
+            self._partitions = self._partitions.union(found)
+            # It has left out what nodes told about them.
+            self._table = None
+
     def _gone(self, since: StreamOffset, seen: Seen) -> set[str]:
         """Return the logs of `since` that were deleted, for certain: each node has to say so."""
         if seen.partial or not seen.is_new():
@@ -214,7 +244,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         listed, now = {info.name for info in seen.infos}, time.monotonic()
         missing = [
             name for name in sorted(since.logs)
-            if name not in listed and self._chosen(name) and self._there_until.get(name, now) <= now
+            if name not in listed and self._was_chosen(name) and self._there_until.get(name, now) <= now
         ]  # fmt: skip
         if missing:
             # The cluster may have nodes by now that this connection knows nothing of.
@@ -261,9 +291,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _chosen(self, name: str) -> bool:
         """Return whether the options choose a log; a checkpoint may know others, which keep their places."""
+        if self.options.topics is not None:
+            return name in self._partitions
         if self._names is not None:
             return name in self._names
         return re.fullmatch(self.options.pattern or "", name) is not None
+
+    def _was_chosen(self, name: str) -> bool:
+        """Return whether a log of the checkpoint is one of the options': of a topic that was made anew, also one that
+        is no partition any more."""
+        if self.options.topics is not None:
+            return name.rpartition(".")[0] in self.options.topics
+        return self._chosen(name)
 
     def _limit(self, limit: ReadLimit, since: StreamOffset, infos: Sequence[LogInfo]) -> Limit | None:
         if isinstance(limit, ReadMaxRows):

@@ -18,6 +18,7 @@ from ..offsets import resolve
 from ..opening import open_source
 from ..options import Options, parse_options
 from ..sources import RECORD, Wanted
+from ..topics import named_logs
 from .running import Progress, Result, bins, run_tasks, silent
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def ranges_of(options: Options) -> tuple[list[Any], list[tuple[int, Wanted]]]:
     from ..network import preferred
 
     with closing(open_source(options)) as source:
-        infos = list(source.logs(options.names, options.pattern))
+        infos = list(source.logs(named_logs(options, source), options.pattern))
     sizes = {info.name: info.bytes // max(1, info.end - info.start) for info in infos}
     ranges = resolve(options, infos, {}, {}, preferred)
     return infos, [((one.end - one.first) * (sizes[one.log] + ROW_BYTES), one) for one in ranges]

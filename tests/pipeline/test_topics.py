@@ -1,0 +1,147 @@
+"""Topics read by the data source, without a JVM: partitions looked up, those that are added, keys in their column."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from logyard.client.sync import Yard
+from logyard.pipeline.datasource import LogPartition, LogReader, LogyardDataSource
+from logyard.pipeline.errors import DataLoss, OptionError
+from logyard.pipeline.topics import taken_apart
+from logyard.protocol.topics import enveloped, opened_envelope
+from logyard.service.local_cluster import LocalCluster
+
+from .plain_query import PlainQuery, Rows
+
+
+def read(cluster: LocalCluster, **given: str) -> Rows:
+    """All rows of a batch."""
+    source = LogyardDataSource({"servers": ",".join(cluster.addresses), **given})
+    schema = source.schema()
+    reader = source.reader(schema)
+    assert isinstance(reader, LogReader)
+    found = []
+    for task in reader.partitions():
+        assert isinstance(task, LogPartition)
+        for batch in reader.read(task):
+            assert batch.schema.names == schema.names
+            found += batch.to_pylist()
+    return found
+
+
+def seen(rows: Rows) -> set[tuple[Any, ...]]:
+    return {(row["log"], row["offset"], row["key"], row["meta"], row["payload"]) for row in rows}
+
+
+def send(yard: Yard, topic: str, number: int) -> set[tuple[Any, ...]]:
+    """Records of all kinds; what they are read as."""
+    found = set()
+    for one in range(number):
+        key = None if one % 5 == 0 else b"" if one % 7 == 0 else b"key %d" % one
+        metadata, payload = b"m" * (one % 3), None if one % 4 == 0 else b"%d" % one
+        sent = yard.topic(topic).send(key, metadata, payload)
+        found.add((f"{topic}.{sent.partition}", sent.offset, key, metadata, payload))
+    return found
+
+
+def test_a_batch_has_the_records_of_partitions_and_their_keys(cluster: LocalCluster, yard: Yard) -> None:
+    yard.topic("orders").create(partitions=3)
+    yard.topic("other.orders").create(partitions=1)
+    wanted = send(yard, "orders", 40)
+    others = send(yard, "other.orders", 5)
+    # They look like partitions, and are none.
+    yard.create_many(["orders.7", "orders.x", "orders"])
+    for name in ("orders.7", "orders.x", "orders"):
+        yard.log(name).append(enveloped(b"key", b""), b"no")
+    # It is one, and this record has no envelope.
+    direct = yard.log("orders.0").append(b"plain", b"direct")
+    wanted.add(("orders.0", direct, None, b"plain", b"direct"))
+    assert seen(read(cluster, subscribeTopic="orders", includePayload="inline")) == wanted
+    both = read(cluster, subscribeTopic="orders, other.orders", includePayload="inline")
+    assert seen(both) == wanted | others
+    yard.log("orders.0").truncate(1)
+    rows = read(cluster, subscribeTopic="orders", failOnDataLoss="false", startingOffsets='{"orders.0": 0}')
+    (gap,) = [row for row in rows if row["kind"] == "gap"]
+    assert (gap["key"], gap["meta"], gap["offset"]) == (None, None, 0) and "payload" not in gap
+
+
+def test_partitions_that_are_added_are_new_logs_of_a_stream(cluster: LocalCluster, yard: Yard, tmp_path: Path) -> None:
+    yard.topic("grows").create(partitions=2)
+    given = {
+        "servers": ",".join(cluster.addresses), "subscribeTopic": "grows", "startingOffsets": "earliest",
+        "includePayload": "inline",
+    }  # fmt: skip
+    found: Rows = []
+    running = PlainQuery(tmp_path, given, lambda number, rows: found.extend(rows))
+    wanted = send(yard, "grows", 30)
+    yard.create_many(["grows.9"])
+    yard.log("grows.9").append(b"", b"no")
+    assert running.trigger()
+    assert seen(found) == wanted and not running.trigger()
+    yard.topic("grows").grow(4)
+    wanted |= send(yard, "grows", 60)
+    while running.trigger():
+        pass
+    assert seen(found) == wanted and len(found) == len(wanted) and {log for log, *_ in wanted} >= {"grows.2", "grows.3"}
+    # A restart, and a run to the end.
+    wanted |= send(yard, "grows", 10)
+    PlainQuery(tmp_path, given, lambda number, rows: found.extend(rows)).available_now()
+    assert seen(found) == wanted and len(found) == len(wanted)
+
+
+def test_a_topic_that_was_deleted_or_made_anew_ends_a_stream(cluster: LocalCluster, yard: Yard, tmp_path: Path) -> None:
+    yard.topic("anew").create(partitions=2)
+    send(yard, "anew", 10)
+    given = {"servers": ",".join(cluster.addresses), "subscribeTopic": "anew", "timeoutSeconds": "10"}
+    running = PlainQuery(tmp_path, given, lambda number, rows: None)
+    running.trigger()
+    yard.topic("anew").delete()
+    with pytest.raises(OptionError, match=r"^subscribeTopic: there is no topic 'anew'"):
+        running.trigger()
+    yard.topic("anew").create(partitions=1)
+    with pytest.raises(DataLoss, match=r"log 'anew\.0': it was deleted and made anew|log 'anew\.1': it was deleted"):
+        PlainQuery(tmp_path, given, lambda number, rows: None).trigger()
+
+
+def test_a_topic_that_is_not_there_is_refused_by_load(cluster: LocalCluster) -> None:
+    given = {"servers": ",".join(cluster.addresses), "subscribeTopic": "nowhere"}
+    with pytest.raises(OptionError, match=r"^subscribeTopic: there is no topic 'nowhere'"):
+        LogyardDataSource(given).schema()
+
+
+@pytest.fixture
+def metas() -> Iterator[list[bytes | None]]:
+    """Metadata of records of all kinds: enveloped, without a key, cut off, none at all."""
+    draw = random.Random(16)
+    found: list[bytes | None] = [
+        None,
+        b"",
+        b"\xf5",
+        b"\xf5\x01\x05\x00abc",
+        b"\xf5\x02\x00\x00abc",
+        b"\xf5\x00\x02\x00abc",
+    ]
+    for _ in range(300):
+        key = draw.choice((None, b"", draw.randbytes(draw.randint(1, 400))))
+        whole = enveloped(key, draw.randbytes(draw.randint(0, 9)))
+        found.append(draw.choice((whole, whole[: draw.randint(0, len(whole))], draw.randbytes(6), None)))
+    draw.shuffle(found)
+    yield found
+
+
+def test_a_column_is_taken_apart_as_each_record_of_it(metas: list[bytes | None]) -> None:
+    wanted = [(None, None) if one is None else opened_envelope(one) for one in metas]
+    column = pyarrow.array(metas, pyarrow.binary())
+    for first, end in ((0, len(metas)), (13, 200), (7, 7), (5, 6)):
+        keys, rest = taken_apart(column.slice(first, end - first))
+        keys.validate(full=True)
+        rest.validate(full=True)
+        assert list(zip(keys.to_pylist(), rest.to_pylist(), strict=True)) == wanted[first:end]
+    keys, rest = taken_apart(pyarrow.array([None, b"", b"ab"], pyarrow.binary()))
+    assert keys.to_pylist() == [None] * 3 and rest.to_pylist() == [None, b"", b"ab"]
