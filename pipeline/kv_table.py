@@ -1,8 +1,9 @@
 """KV groups in Spark, ``machine=kv``: a batch is all keys at one revision, a stream the changes from a revision on, and
 a sink puts and deletes. Used by `datasource`.
 
-A stream's offset is a revision, so a batch follows from its two offsets as long as the group keeps that history. A sink
-writes a key's last value; written again, it is the same one: nothing has to be remembered.
+A stream's offset is a revision of a group, told from an earlier one of its name by its uid; so a batch follows from its
+two offsets as long as the group keeps that history. A sink writes a key's last value; written again, it is the same
+one: nothing has to be remembered.
 """
 
 from __future__ import annotations
@@ -146,12 +147,28 @@ def spark_schema() -> StructType:
 
 @dataclass
 class KvPartition(InputPartition):
-    """Keys from `key` to `until` as of `end`, or what the revisions behind `first` up to `end` changed."""
+    """Keys from `key` to `until` as of `end`, or what the revisions behind `first` up to `end` changed, of the group
+    `uid` (0: whichever has the name)."""
 
     first: int
     end: int
     key: bytes = b""
     until: bytes = b""
+    uid: int = 0
+
+
+def identity(yard: Yard, group: str) -> int:
+    """Return what tells a group from an earlier one of its name."""
+    return int(yard.locate(group)["uid"])
+
+
+def check_identity(group: str, known: int, found: int, revision: int) -> None:
+    """Raise `DataLoss` for a group that is another one than was known; revisions of the two mean different things."""
+    if known and known != found:
+        raise DataLoss(
+            f"KV group {group!r}: it was deleted and made anew; what changed behind revision {revision} may have been "
+            "lost: start the query with a new checkpointLocation, or read it anew"
+        )
 
 
 class KvReader(DataSourceReader):
@@ -166,21 +183,24 @@ class KvReader(DataSourceReader):
         key, end = range_of((self.options.prefix or "").encode(), None, True)
         tasks: list[InputPartition] = []
         with closing(self.options.connect()) as yard:
+            uid = identity(yard, self.options.group)
             kv = yard.kv(self.options.group)
             revision = self.options.revision or kv.status()["revision"]
             while True:
                 keys = self._page(kv, key, end, revision, self.options.max_keys, keys_only=True)
                 if len(keys) < self.options.max_keys:
-                    return [*tasks, KvPartition(0, revision, key, end)]
+                    return [*tasks, KvPartition(0, revision, key, end, uid)]
                 following = keys[-1].key + b"\0"
-                tasks.append(KvPartition(0, revision, key, following))
+                tasks.append(KvPartition(0, revision, key, following, uid))
                 key = following
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the keys. Raises `DataLoss`."""
         assert isinstance(partition, KvPartition)
+        group = self.options.group
         with closing(self.options.connect()) as yard:
-            yield from batches(map(row_of, self._keys(yard.kv(self.options.group), partition)))
+            check_identity(group, partition.uid, identity(yard, group), partition.end)
+            yield from batches(map(row_of, self._keys(yard.kv(group), partition)))
 
     def _keys(self, kv: KV, wanted: KvPartition) -> Iterator[KeyValue]:
         key = wanted.key
@@ -207,7 +227,7 @@ class KvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Callable[[], KvOptions]) -> None:
         self._parse = options
-        self._pinned: int | None = None
+        self._pinned: tuple[int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self._parse()}
@@ -219,7 +239,13 @@ class KvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _status(self) -> Mapping[str, int]:
         options = self._parse()
         with closing(options.connect()) as yard:
-            return yard.kv(options.group).status()
+            uid = identity(yard, options.group)
+            return {**yard.kv(options.group).status(), "uid": uid}
+
+    def _newest(self) -> tuple[int, int]:
+        """Return the newest revision, and the group's identity."""
+        found = self._status()
+        return found["revision"], found["uid"]
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return none: a history is bounded."""
@@ -234,21 +260,22 @@ class KvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Pin the end."""
-        self._pinned = self._status()["revision"]
+        self._pinned = self._newest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the newest revision; `start` when it is that."""
+        """Return the newest revision; `start` when it is that. Raises `DataLoss` for another group of that name."""
         since = revision_of(start)
-        newest = self._pinned if self._pinned is not None else self._status()["revision"]
+        newest, uid = self._pinned or self._newest()
+        check_identity(self._parse().group, start.get("uid", 0), uid, since)
         if newest <= since:
             return start
-        found = {"v": VERSION, "machine": "kv", "revision": newest}
+        found = {"v": VERSION, "machine": "kv", "uid": uid, "revision": newest}
         return {**found, "first": since} if start.get("initial") else found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the task; what an initial start says counts for nothing."""
         first = end.get("first", revision_of(end)) if start.get("initial") else revision_of(start)
-        return [KvPartition(first, revision_of(end))]
+        return [KvPartition(first, revision_of(end), uid=end.get("uid", 0))]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing."""
@@ -262,6 +289,7 @@ class KvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._parse()
         if partition.first < partition.end:
             with closing(options.connect()) as yard:
+                check_identity(options.group, partition.uid, identity(yard, options.group), partition.first)
                 yield from batches(self._changes(yard.kv(options.group), partition))
 
     def _changes(self, kv: KV, wanted: KvPartition) -> Iterator[dict[str, Any]]:

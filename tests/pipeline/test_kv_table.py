@@ -128,6 +128,36 @@ def test_a_stream_is_the_changes_and_a_repeated_batch_is_the_same(given: dict[st
         stream.between(start, end)
 
 
+def test_a_group_that_was_made_anew_is_another_one(given: dict[str, str], yard: Yard) -> None:
+    group = given["group"]
+    yard.kv(group).put(b"a", b"1")
+    stream = Stream(given, startingRevision="earliest")
+    start = stream.reader.initialOffset()
+    end = stream.end(start)
+    # As of a version whose offsets did not say which group they are of.
+    old = {name: value for name, value in end.items() if name != "uid"}
+    yard.kv(group).put(b"a", b"2")
+    known = stream.end(old)
+    assert len(stream.between(old, known)) == 1 and known["uid"]
+    batch = KvReader(parse_kv(given))
+    tasks = batch.partitions()
+    yard.delete(group)
+    yard.create(group, machine="kv")
+    for number in range(5):
+        yard.kv(group).put(b"other", b"%d" % number)
+    for again in (stream, Stream(given)):
+        with pytest.raises(DataLoss, match=f"KV group '{group}': it was deleted and made anew"):
+            again.end(known)
+        with pytest.raises(DataLoss, match="made anew"):
+            again.between(end, known)
+    with pytest.raises(DataLoss, match="made anew"):
+        rows(batch, *tasks)
+    pinned = Stream(given)
+    pinned.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLoss, match="made anew"):
+        pinned.end(known)
+
+
 def test_an_offset_of_another_source_is_refused(given: dict[str, str]) -> None:
     with pytest.raises(BadOffset, match="is no offset of a KV group"):
         Stream(given).end({"v": 1, "turn": "", "logs": {}})
