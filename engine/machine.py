@@ -188,7 +188,9 @@ class Machine(Protocol):
     `query(request) -> bytes`
         A read of this member's state; changes nothing.
 
-    With the attribute `stays_awake` true its group never hibernates: its node looks at the state itself.
+    With the attribute `stays_awake` true its group never hibernates: its node looks at the state itself. The attribute
+    `inline_bytes` says up to which size a section is written with each snapshot (64 KiB): larger ones only when they
+    changed.
     """
 
     version: int

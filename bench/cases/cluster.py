@@ -128,9 +128,9 @@ def in_memory(settings: ClusterSettings) -> dict[str, Any]:
     found = sum(logs.find(name) is not None for name in chosen)
     lookup_s = time.perf_counter() - marked
     assert found == settings.lookups
-    before = split(snapshot(catalog))
+    before = split(snapshot(catalog), catalog.inline_bytes)
     told_of(catalog, "report", {"logs": [[FIRST, 9, [1, 2, 4], []]]})
-    after = split(snapshot(catalog))
+    after = split(snapshot(catalog), catalog.inline_bytes)
     fresh = sum(len(after.chunks[name]) for name in after.chunks.keys() - before.chunks.keys())
     written = len(after.manifest) + fresh
     return {

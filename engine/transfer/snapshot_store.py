@@ -171,7 +171,8 @@ class SnapshotStore:
     def _capture(self, member: Member, keep_log: bool = False) -> Captured:
         self.compare(member, member.raft.applied)
         snapshot = self._head(member, member.machine.snapshot())
-        return Captured(member, snapshot, snapshot_format.split(snapshot), keep_log)
+        inline_bytes = getattr(member.machine, "inline_bytes", snapshot_format.INLINE_BYTES)
+        return Captured(member, snapshot, snapshot_format.split(snapshot, inline_bytes), keep_log)
 
     def _head(self, member: Member, machine: Mapping[str, bytes]) -> Snapshot:
         """Return a snapshot with the sections of the machine that are written, and the engine's own."""

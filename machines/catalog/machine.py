@@ -35,6 +35,8 @@ class Catalog:
 
     version = 1
     stays_awake = True
+    inline_bytes = 1 << 10
+    """Shards above this are stored apart: a snapshot writes those alone that changed."""
 
     def __init__(
         self,

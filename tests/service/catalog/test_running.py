@@ -71,6 +71,20 @@ async def test_a_batch_is_the_clusters_too_and_sleeps(tmp_path: Path) -> None:
             await run.nodes[1].create_batch(["_mine"], [1, 2, 3], "log", {})
 
 
+async def test_a_snapshot_of_it_writes_only_what_changed(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, catalog=True) as run:
+        await founded(run, 1)
+        assert await run.nodes[1].create_batch([f"g{number}" for number in range(600)], [1], "log", {}) == 600
+        await until(lambda: all(row.seen for row in known(run, 1).values()), "all were seen: nothing else changes")
+        member = run.nodes[1].system.members[catalog_uid("testing")]
+        await run.nodes[1].snapshot([RESERVED])
+        before = set(member.chunks)
+        await run.nodes[1].delete_group("g599")
+        await run.nodes[1].snapshot([RESERVED])
+        kept = before & set(member.chunks)
+        assert kept and kept != set(member.chunks), "the shard of the first 512 logs is written once"
+
+
 async def test_one_node_alone_has_one_too(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, catalog=True) as run:
         await founded(run, 1)
