@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import struct
 import tempfile
 import time
 from pathlib import Path
@@ -72,6 +73,16 @@ def loop_millions_per_s(rounds: int = 500_000) -> float:
             pass
         best = max(best, rounds / (time.perf_counter() - began) / 1e6)
     return best
+
+
+def mixed_turn_ns(turns: int = 3000) -> float:
+    """Return the nanoseconds of this thread's processor time that a turn of a loop takes which makes, packs and looks
+    up small objects: what a run of interpreted code beside it is measured against."""
+    pack, table = struct.Struct("<QQ").pack, {number: bytes(64) for number in range(256)}
+    began = time.thread_time_ns()
+    for turn in range(turns):
+        table[turn & 255] = pack(turn, len(table[(turn * 7) & 255])) + table[(turn * 13) & 255][:48]
+    return (time.thread_time_ns() - began) / turns
 
 
 def disk_mb_per_s(directory: Path, size: int = 1 << 20, rounds: int = 32) -> float:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 
 
-class Cluster(Protocol):
+class Nodes(Protocol):
     """Running nodes 1 to `count` on this machine."""
 
     count: int
@@ -29,6 +29,10 @@ class Cluster(Protocol):
     def pids(self) -> list[int]:
         """Process ids, in order of node ids."""
         ...
+
+
+class Cluster(Nodes, Protocol):
+    """Nodes that a case may end and start."""
 
     def kill9(self, *node_ids: int) -> None:
         """Send SIGKILL to these nodes."""
@@ -65,12 +69,12 @@ def threading_wait() -> Callable[[float], object]:
     return threading.Event().wait
 
 
-def groups_of(yard: Yard, cluster: Cluster) -> dict[int, Sequence[Mapping[str, Any]]]:
+def groups_of(yard: Yard, cluster: Nodes) -> dict[int, Sequence[Mapping[str, Any]]]:
     """Return every node's own list of its groups."""
     return {node: yard.list(node=node) for node in range(1, cluster.count + 1)}
 
 
-def all_led(yard: Yard, cluster: Cluster, logs: int) -> bool:
+def all_led(yard: Yard, cluster: Nodes, logs: int) -> bool:
     """Return whether every log has a leader."""
     led = {
         group["name"] for groups in groups_of(yard, cluster).values() for group in groups if group["role"] == "leader"
@@ -78,7 +82,7 @@ def all_led(yard: Yard, cluster: Cluster, logs: int) -> bool:
     return len(led) == logs
 
 
-def all_applied(yard: Yard, cluster: Cluster, logs: int) -> bool:
+def all_applied(yard: Yard, cluster: Nodes, logs: int) -> bool:
     """Return whether every log has a leader and every member applied all that its leader committed."""
     lists = groups_of(yard, cluster)
     commits = {
@@ -93,7 +97,7 @@ def all_applied(yard: Yard, cluster: Cluster, logs: int) -> bool:
     )
 
 
-def statuses(yard: Yard, cluster: Cluster) -> list[Mapping[str, Any]]:
+def statuses(yard: Yard, cluster: Nodes) -> list[Mapping[str, Any]]:
     """Return every node's status, in order of node ids."""
     return [yard.status(node) for node in range(1, cluster.count + 1)]
 
@@ -103,7 +107,7 @@ def log_names(count: int) -> list[str]:
     return [f"bench-{number:06d}" for number in range(count)]
 
 
-def create_logs(yard: Yard, cluster: Cluster, count: int, batch: int = 500) -> float:
+def create_logs(yard: Yard, cluster: Nodes, count: int, batch: int = 500) -> float:
     """Create `count` logs on all nodes and wait until each has a leader; return the seconds it took."""
     began = time.monotonic()
     names = log_names(count)

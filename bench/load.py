@@ -87,6 +87,7 @@ class Load:
         self.sample: list[tuple[int, int, int]] = []
         self.outstanding = 0
         self.acknowledged = 0
+        self.frames = 0
         self.counted = 0
         self.failed = 0
         self.problems: list[str] = []
@@ -130,6 +131,7 @@ class Load:
             self.fail(count, pending.error)
             return
         self.acknowledged += count
+        self.frames += 1
         if self.measure_from <= now < self.measure_until:
             self.counted += count
             if starts[0] == starts[-1]:
@@ -209,6 +211,7 @@ class Load:
         return {
             "counted": self.counted,
             "acknowledged": self.acknowledged,
+            "frames": self.frames,
             "failed": self.failed + self.outstanding,
             "verified": verified,
             "lost": lost,

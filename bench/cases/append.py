@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..calibrate import describe_machine
-from ..cluster import Cluster, create_logs, log_names, statuses
+from ..cluster import Cluster, Nodes, create_logs, log_names, statuses
 from ..load import LoadSpec
 from ..processes import Meter
 from ..report import append_figures, shares
@@ -82,7 +82,7 @@ def run_append(
     }
 
 
-def specifications(settings: AppendSettings, cluster: Cluster) -> list[LoadSpec]:
+def specifications(settings: AppendSettings, cluster: Nodes) -> list[LoadSpec]:
     """Return one for each process: clients are spread over processes, each process over all logs."""
     processes = min(settings.processes, settings.clients)
     seed = random.SystemRandom().getrandbits(32)
