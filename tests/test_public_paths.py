@@ -23,6 +23,7 @@ ERRORS = (
 
 PATHS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "logyard.bench.cost_model": ("main",),
         "logyard.bench.suite.checkouts": ("main",),
         "logyard.bench.waterfall": ("main",),
         "logyard": ("AppendLog", "connect", "connect_sync", "open_system", *ERRORS),
