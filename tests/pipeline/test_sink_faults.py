@@ -22,7 +22,7 @@ from .test_sink_spark import Copy
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 GUARANTEES = ("exactly-once", "exactly-once-direct")
 FIRST_VISIBLE = {"exactly-once": "mid-fan-out", "exactly-once-direct": "mid-write"}
 
