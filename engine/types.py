@@ -30,3 +30,8 @@ class Spec(NamedTuple):
     arguments: dict[str, Any]
     voters: tuple[int, ...]
     created: int
+
+    @property
+    def is_system(self) -> bool:
+        """Whether the cluster keeps its own affairs in it."""
+        return self.name.startswith("_")

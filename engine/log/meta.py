@@ -4,7 +4,8 @@ here.
 Invariant: `commit` returns after both environments have synced it; each row carries the number of its commit and an
 xxh3 over key and value, so that at open a row that is bad or old in one environment is taken from the other. Each
 environment is entered in a journal while it is scanned: one that kills the process twice (a page the disk can't read)
-is set aside and refilled from its twin. Called by the host: reads from any thread, commits from one at a time.
+is set aside and refilled from its twin. Snapshots of system groups are in a file as well (`manifest_files`). Called by
+the host: reads from any thread, commits from one at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,8 +34,9 @@ from logyard.protocol.errors import (
 )
 
 from ..disk.door import Disk, is_full, is_short
+from .manifest_files import FOLDER, ManifestFiles
 from .meta_copies import HEADER_BYTES, Fixes, commit_of, holds, judge, seal
-from .meta_rows import FileRow, GroupRow, SnapshotRow, StateRow
+from .meta_rows import FileRow, GroupRow, SnapshotRow, StateRow, snapshot_key
 
 __all__ = ["HEADER_BYTES", "FileRow", "GroupRow", "Identity", "MetaStore", "SnapshotRow", "StateRow"]
 
@@ -74,7 +76,7 @@ class MetaStore:
     """Keys and values are bytes; typed rows stand in `meta_rows`. `open` comes first."""
 
     __slots__ = ("_disk", "_directory", "_environments", "_writable", "_commit", "_lock", "_map_bytes", "_owed",
-                 "identity", "repaired", "lost")  # fmt: skip
+                 "identity", "repaired", "lost", "manifests")  # fmt: skip
 
     def __init__(self, disk: Disk, directory: str, map_bytes: int = MAP_BYTES) -> None:
         self._disk = disk
@@ -91,6 +93,8 @@ class MetaStore:
         """Rows that `open` took from the twin."""
         self.lost: list[bytes] = []
         """Keys that verify in neither environment: their groups need repair."""
+        self.manifests = ManifestFiles(disk, os.path.join(directory, FOLDER))
+        """The third copies there are."""
 
     def open(self, cluster: str = "", node: int = 0, began: bool = False) -> None:
         """Open or create; compare and repair. `cluster` and `node` are written to a new store, and must match an old
@@ -123,6 +127,7 @@ class MetaStore:
             self._environments.append(environment)
             disk.unlink(self._journal(name))
         disk.sync_directory(self._directory)
+        self.manifests.scan()
         self._reconcile()
         if began and not self._commit:
             # The node would begin anew over what its files hold, and forget what it promised.
@@ -299,8 +304,9 @@ class MetaStore:
                 f"the meta store {self._directory}: {error}; this node acknowledges nothing more"
             ) from error
 
-    def commit(self, puts: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Write rows (None: delete) to both environments, atomically in each and durable on return.
+    def commit(self, puts: Sequence[tuple[bytes, bytes | None]], thrice: Collection[int] = ()) -> None:
+        """Write rows (None: delete) to both environments, atomically in each and durable on return; the snapshots of
+        the groups in `thrice` to their files, too.
 
         The last one of a key wins. After `NoSpace` the rows may or may not have been taken, as `get` says; do it again.
         """
@@ -312,6 +318,7 @@ class MetaStore:
                 key: None if value is None else seal(key, value, number) for key, value in puts
             }
             changes[COMMIT] = seal(COMMIT, b"", number)
+            self._remove_files(changes)
             self._open_for_writing()
             first, second = self._environments
             self._apply(first, sorted(changes.items()))
@@ -319,6 +326,51 @@ class MetaStore:
             self._owed.update(changes)
             self._apply(second, sorted(self._owed.items()))
             self._owed.clear()
+            self._store_files([(uid, raw) for uid in thrice if (raw := changes.get(snapshot_key(uid))) is not None])
+
+    def _remove_files(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Remove the files of snapshots that go. Raises `NoSpace` when nothing was done, and `WalFailed`."""
+        if not self.manifests.is_used:
+            return
+        try:
+            self.manifests.remove(
+                int.from_bytes(key[1:], "big")
+                for key, raw in changes.items()
+                if raw is None and key[:1] == SnapshotRow.PREFIX
+            )
+        except OSError as error:
+            if is_short(error):
+                raise NoSpace(f"a snapshot's file can't be removed: {error}") from error
+            raise self._file_failed(error) from error
+
+    def _store_files(self, raws: Sequence[tuple[int, bytes]]) -> None:
+        try:
+            self.manifests.store(raws)
+        except OSError as error:
+            raise self._file_failed(error) from error
+
+    def _file_failed(self, error: OSError) -> WalFailed:
+        return WalFailed(f"the meta store {self._directory}: {error}; this node acknowledges nothing more")
+
+    def keep_thrice(self, uid: int) -> None:
+        """Write the file of a group's snapshot, as it stands in the environments. BLOCKING."""
+        with self._lock:
+            key = snapshot_key(uid)
+            for environment in self._environments:
+                with environment.begin() as transaction:
+                    raw = transaction.get(key)
+                if raw is not None and holds(key, raw):
+                    self._store_files([(uid, bytes(raw))])
+                    return
+
+    def drop_file(self, uid: int) -> None:
+        """Remove the file of a group that is not here. BLOCKING. Raises as `commit`."""
+        with self._lock:
+            self._remove_files({snapshot_key(uid): None})
+
+    def found_again(self, key: bytes) -> None:
+        """Take note that a row which verified in neither environment was stored anew."""
+        self.lost = [one for one in self.lost if one != key]
 
     def verify(self, start: bytes, count: int) -> Verified:
         """Compare both copies of about `count` rows from key `start` on, and write the better one over the other.
@@ -356,7 +408,29 @@ class MetaStore:
                     self.repaired += len(changes)
                     self._apply(self._environments[number], changes)
             mended = [(key, NAMES[number]) for number, changes in enumerate(fixes) for key, _ in changes]
+            if not start:
+                mended += [(key, FOLDER) for key in self._verify_files()]
             return Verified(None if end is None else end + b"\0", size, mended, lost)
+
+    def _verify_files(self) -> Iterator[bytes]:
+        """Write the files anew that do not say what both environments do; yield the keys of their rows."""
+        for uid in sorted(self.manifests.uids):
+            key, raws = snapshot_key(uid), []
+            for environment in self._environments:
+                with environment.begin() as transaction:
+                    raws.append(bytes(transaction.get(key) or b""))
+            if raws[0] != raws[1] or not holds(key, raws[0]):
+                # The walk over the rows says so.
+                continue
+            try:
+                if self.manifests.load(uid) == SnapshotRow.unpack(key, raws[0][HEADER_BYTES:]):
+                    continue
+            except Busy:
+                continue
+            except LogyardError:
+                pass
+            self._store_files([(uid, raws[0])])
+            yield key
 
     def get(self, key: bytes) -> bytes | None:
         """Return a row's value, or None. Raises `Corrupt` when neither copy verifies."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import trio
 
@@ -75,13 +75,18 @@ class MetaBatch:
         await self.commit(tuple, store=True)
 
     async def commit(
-        self, build: Callable[[], Iterable[rows.Put]], store: bool = False, then: Callable[[], None] | None = None
+        self,
+        build: Callable[[], Iterable[rows.Put]],
+        store: bool = False,
+        then: Callable[[], None] | None = None,
+        thrice: Collection[int] = (),
     ) -> None:
         """Make one meta commit. Rows are built under the lock: a row that was built before another's commit must not
         undo that one.
 
         `then` is called under the lock when they are durable. `store` brings the payload store's rows along; they are
-        asked for once, so those of a failed commit go with the next.
+        asked for once, so those of a failed commit go with the next. `thrice`: groups whose snapshots have a third
+        copy, as of when the rows are built.
         """
         async with self._lock:
             store, self.store_due = store or self.store_due, False
@@ -100,7 +105,7 @@ class MetaBatch:
                 puts += [rows.peer(node, origin) for node, origin in met]
                 if puts:
                     await self._space.out_of_reserve(
-                        "the meta store", lambda: trio.to_thread.run_sync(self.meta.commit, puts)
+                        "the meta store", lambda: trio.to_thread.run_sync(self.meta.commit, puts, thrice)
                     )
             except BaseException as error:
                 # Also when `build` itself has nothing to store: what was due with it goes with the next.
@@ -169,12 +174,15 @@ class MetaBatch:
     async def commit_snapshots(self, captured: Sequence[rows.Captured]) -> list[rows.Captured]:
         """Commit those that are newer than what is stored: the log may have started over above a stored one."""
         stored: list[rows.Captured] = []
+        thrice: set[int] = set()
 
         def build() -> Iterator[rows.Put]:
             for one in captured:
                 member, snapshot, encoded, keep_log, anew = one
                 if not member.is_gone and not member.damaged and snapshot.index > member.snapshot_stored:
                     stored.append(one)
+                    if member.spec.is_system:
+                        thrice.add(member.uid)
                     yield rows.snapshot(member.uid, snapshot.index, snapshot.term, encoded.manifest)
                     yield rows.state(member, snapshot, keep_log=keep_log)
                     yield from self._beside(member, snapshot.index, encoded, anew)
@@ -184,7 +192,7 @@ class MetaBatch:
                 member.stored(snapshot.index, encoded.names)
 
         # With the store's rows: what is dead below the snapshot is not marked again by a restart that begins at it.
-        await self.commit(build, store=True, then=then)
+        await self.commit(build, store=True, then=then, thrice=thrice)
         return stored
 
     def snapshot(self, uid: int) -> SnapshotRow:

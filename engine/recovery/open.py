@@ -1,8 +1,8 @@
 """From a directory to living members: meta rows, then the WAL on top of them, then one core a group.
 
 Invariant 7: nothing here depends on how often it ran before or where it was cut off; until `Wal.open` nothing is
-written but the epoch. A group whose records are damaged comes up stopped, with the reason, and takes no part (law 7,
-docs/internals/repair.md). Called once, by whoever composes the engine.
+written but the epoch and what copies of a row mend of one another. A group whose records are damaged comes up stopped,
+with the reason, and takes no part (law 7, docs/internals/repair.md). Called once, by whoever composes the engine.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ..ranges import Range, subtract, union
 from ..repair.log_repair import LogRepair
 from ..replica.member import STOPPED, Member
 from ..types import Spec
+from . import manifests
 from .incarnation import Incarnation, revalidate
 from .inspect import replay_wal
 from .rebuild import log_base, never_used, placed_through, slept_on, spec_of
@@ -165,6 +166,8 @@ class Start:
             disk.make_directory(str(path / name))
         directory.opened(meta.close)
         lived = self._incarnation.begin()
+        for one in manifests.mend(meta):
+            log.warning("%s: %s", meta.manifests.path(one.uid), one.message)
         directory.opened(store.close)
         store.open()
         store.restore((key[1:], value) for key, value in meta.scan(meta_rows.STORE))
@@ -221,6 +224,8 @@ class Start:
                 continue
             known = damaged.get(spec.uid)
             state, snapshot_row = states.of(spec.uid), snapshots.of(spec.uid)
+            if snapshot_row is not None and spec.is_system and spec.uid not in meta.manifests.uids:
+                meta.keep_thrice(spec.uid)
             recovered, departed = said.get(spec.uid), groups.departed.get(spec.uid)
             unhurt = known is None and "asleep" in row.extra
             if unhurt and groups.fresh is not None and never_used(state, snapshot_row, recovered, departed):

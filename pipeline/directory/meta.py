@@ -15,6 +15,8 @@ from xxhash import xxh3_64_intdigest
 
 from logyard.engine.disk.door import Disk
 from logyard.engine.log import meta_rows
+from logyard.engine.log.manifest_files import FOLDER, SUFFIX
+from logyard.engine.log.manifest_files import uid_of as manifest_uid
 from logyard.engine.log.meta import (
     COMMIT,
     HEADER_BYTES,
@@ -25,6 +27,7 @@ from logyard.engine.log.meta import (
     read_environment,
 )
 from logyard.engine.log.wal_files import wal_epochs
+from logyard.engine.recovery import manifests
 from logyard.engine.recovery.inspect import Facts
 from logyard.payloads.measuring import check_file
 from logyard.protocol.errors import Corrupt, GenerationFailed, WrongIdentity
@@ -85,16 +88,55 @@ def read_meta(directory: Path, skip: frozenset[str], report: Report) -> Facts:
         for name, copy in zip(NAMES, copies, strict=True):
             if copy is not None:
                 fill_environment(os.path.join(temporary, name), copy)
+        files = _copy_files(directory, Path(temporary), report)
         store = MetaStore(Disk(), temporary)
         try:
             store.open()
+            _mend_files(store, report)
             _compare(store, copies, facts, report)
             _gather(store, facts, report)
+            for uid, spec in facts.groups.items():
+                if spec.is_system and uid in facts.snapshots and uid not in files:
+                    text = "the third copy of its snapshot is missing: the next start writes it"
+                    report.healed("manifest", text, path=_file(uid), group=spec.name)
         except WrongIdentity as error:
             raise WrongIdentity(str(error).replace(temporary, str(directory / "meta"))) from None
         finally:
             store.close()
     return facts
+
+
+def _file(uid: int) -> str:
+    return f"meta/{FOLDER}/{uid:016x}{SUFFIX}"
+
+
+def _copy_files(directory: Path, temporary: Path, report: Report) -> set[int]:
+    """Copy the files of snapshots beside the copies of the rows; return whose they are."""
+    found, folder = set(), directory / "meta" / FOLDER
+    for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
+        if name.endswith(".tmp"):
+            report.orphan(f"meta/{FOLDER}/{name}", "a file that was being made when the process ended")
+        elif not (uid := manifest_uid(name)):
+            report.warning("unknown_file", "this is no name of a snapshot's file", path=f"meta/{FOLDER}/{name}")
+        else:
+            found.add(uid)
+            (temporary / FOLDER).mkdir(exist_ok=True)
+            try:
+                data = (folder / name).read_bytes()
+            except OSError:
+                data = b""
+            (temporary / FOLDER / name).write_bytes(data)
+    return found
+
+
+def _mend_files(store: MetaStore, report: Report) -> None:
+    """Judge the files as a start would."""
+    for one in manifests.mend(store):
+        path, group = _file(one.uid), f"{one.uid:016x}"
+        if one.kind in (manifests.NOBODYS, manifests.USELESS):
+            report.warning("manifest", one.message, path=path, group=group)
+        else:
+            report.healed("manifest", one.message, path=path, group=group)
 
 
 def _has_begun(directory: Path) -> bool:
@@ -138,7 +180,8 @@ def _compare(store: MetaStore, copies: list[dict[bytes, bytes] | None], facts: F
         good = [raw is not None and holds(key, raw) for raw in raws]
         for name, copy, raw, is_good in zip(NAMES, copies, raws, good, strict=True):
             if raw is not None and not is_good and key not in lost:
-                text = f"{describe(key)} does not match its checksum; the other copy's does"
+                other = "the other copy's" if any(good) else "that of the group's file"
+                text = f"{describe(key)} does not match its checksum; {other} does"
                 report.healed("meta_row", text, path=f"meta/{name}/data.mdb", group=_group(key))
             elif copy is not None and is_good is False and raw is None:
                 stale[name] += 1

@@ -14,6 +14,9 @@ from pyroaring import BitMap
 
 from logyard.engine.disk.door import Disk
 from logyard.engine.entry import CONFIGURATION, Entry, build_commands, build_plain
+from logyard.engine.log.manifest_files import FOLDER, ManifestFiles
+from logyard.engine.log.meta_copies import seal
+from logyard.engine.log.meta_rows import SnapshotRow
 from logyard.engine.log.record import BLOCK, DATA_START
 from logyard.engine.log.segment import write_segment
 from logyard.engine.log.wal import Wal, WalConfig, WalItem
@@ -33,6 +36,8 @@ WAL = HERE / "wal-1.bin"
 SEGMENT = HERE / "segment-1.bin"
 ROWS = HERE / "rows-1.bin"
 """Contents of meta rows: snapshots of format 1 and 2, an intent, a group's homes."""
+MANIFEST = HERE / "manifest-1.bin"
+"""The file of a system group's snapshot."""
 SALT = 0x0123456789ABCDEF
 ORDERS, MAIL = 0x1111111111111111, 0x2222222222222222
 
@@ -105,11 +110,21 @@ def homes_row() -> bytes:
     return checkpoints.encode(ORDERS, homes, [(1, 7, marks)])
 
 
+def manifest_bytes() -> bytes:
+    """The file of that snapshot, as of the seventh commit."""
+    key, value = SnapshotRow(ORDERS, 7, 3, snapshot_bytes(1 << 62)).put()
+    with tempfile.TemporaryDirectory() as directory:
+        files = ManifestFiles(Disk(), f"{directory}/{FOLDER}")
+        files.store([(ORDERS, seal(key, value, 7))])
+        return Path(files.path(ORDERS)).read_bytes()
+
+
 def main() -> None:
     """Write the golden files."""
     ROWS.write_bytes(msgpack.packb([snapshot_bytes(1 << 62), snapshot_bytes(1000), intent_row(), homes_row()]))
     WAL.write_bytes(wal_bytes())
     SEGMENT.write_bytes(segment_bytes())
+    MANIFEST.write_bytes(manifest_bytes())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import msgpack
 import xxhash
 
 from logyard.engine.disk.door import Disk
+from logyard.engine.log.manifest_files import ManifestFiles
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.log.wal_files import wal_name
 from logyard.engine.snapshot.format import decode
@@ -19,6 +20,7 @@ from tests.engine.log.model import recover
 from .regenerate import (
     HERE,
     MAIL,
+    MANIFEST,
     ORDERS,
     ROWS,
     SEGMENT,
@@ -26,6 +28,7 @@ from .regenerate import (
     entries,
     homes_row,
     intent_row,
+    manifest_bytes,
     segment_bytes,
     snapshot_bytes,
     wal_bytes,
@@ -86,6 +89,16 @@ def test_rows_are_written_byte_for_byte() -> None:
     assert [snapshot_bytes(1 << 62), snapshot_bytes(1000), intent_row(), homes_row()] == msgpack.unpackb(
         ROWS.read_bytes()
     )
+
+
+def test_the_file_of_a_snapshot_is_written_byte_for_byte_and_read(tmp_path: Path) -> None:
+    assert manifest_bytes() == MANIFEST.read_bytes()
+    files = ManifestFiles(Disk(), str(tmp_path))
+    Path(files.path(ORDERS)).write_bytes(MANIFEST.read_bytes())
+    files.scan()
+    assert files.uids == {ORDERS}
+    row = files.load(ORDERS)
+    assert (row.uid, row.index, row.term) == (ORDERS, 7, 3) and decode(row.data, ORDERS).sections
 
 
 def test_old_rows_are_read() -> None:
