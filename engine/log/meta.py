@@ -339,7 +339,7 @@ class MetaStore:
                 if raw is None and key[:1] == SnapshotRow.PREFIX
             )
         except OSError as error:
-            if is_short(error):
+            if is_short(error) or is_full(error):
                 raise NoSpace(f"a snapshot's file can't be removed: {error}") from error
             raise self._file_failed(error) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,16 +32,18 @@ class Meta:
 
     def __init__(self) -> None:
         self.commits: list[Rows] = []
+        self.thrice: set[int] = set()
         self.rows: dict[bytes, bytes] = {}
         self.error: LogyardError | None = None
         self.gate = threading.Event()
         self.gate.set()
 
-    def commit(self, puts: Sequence[rows.Put]) -> None:
+    def commit(self, puts: Sequence[rows.Put], thrice: Collection[int] = ()) -> None:
         assert self.gate.wait(30)
         if self.error is not None:
             raise self.error
         self.commits.append(dict(puts))
+        self.thrice = set(thrice)
         self.rows.update({key: value for key, value in puts if value is not None})
 
     def get(self, key: bytes) -> bytes | None:
@@ -277,6 +279,16 @@ async def test_no_snapshot_is_stored_of_who_is_gone(how: str) -> None:
     assert not bench.meta.commits and not bench.books.has_snapshot(UID)
     with pytest.raises(LogyardError, match="no snapshot"):
         bench.books.snapshot(UID)
+
+
+async def test_snapshots_of_system_groups_alone_are_stored_thrice() -> None:
+    bench = Bench()
+    names = {UID: "_catalog", 8: "log"}
+    members = [member_of(set(), uid, name) for uid, name in names.items()]
+    bench.members.update({one.uid: one for one in members})
+    captured = [rows.Captured(one, *snapshot(7, one.uid)) for one in members]
+    assert await bench.books.commit_snapshots(captured) == captured and bench.meta.thrice == {UID}
+    assert await bench.books.commit_snapshots(captured) == [] and len(bench.meta.commits) == 1
 
 
 async def test_a_snapshot_whose_commit_failed_is_not_stored() -> None:
