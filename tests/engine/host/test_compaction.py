@@ -55,12 +55,12 @@ def refuse_flushed(c: Cluster, number: int) -> dict[str, Any]:
     plain = meta.commit
     state = {"failing": True, "refused": 0, "passed": 0}
 
-    def commit(puts: Any) -> None:
+    def commit(puts: Any, thrice: Any = ()) -> None:
         if state["failing"] and any(key == file_key("flushed", 0) for key, _ in puts):
             state["refused"] += 1
             raise NoSpace("no room for this row")
         state["passed"] += 1
-        plain(puts)
+        plain(puts, thrice)
 
     # Its instances have slots; the books hold the only reference that commits go through.
     c.system(number).storage.meta_batch.meta = _Instead(meta, commit)  # type: ignore[assignment]

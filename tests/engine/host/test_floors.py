@@ -204,7 +204,7 @@ async def test_law_4_a_floor_that_could_not_be_stored_is_stored_before_bytes_go(
         storage = c.system(1).storage
         (file,) = storage.location.files.values()
 
-        def full(self: object, puts: object) -> None:
+        def full(self: object, puts: object, thrice: object = ()) -> None:
             raise NoSpace("the disk of the meta store is full")
 
         monkeypatch.setattr(MetaStore, "commit", full)

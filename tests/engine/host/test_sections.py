@@ -121,7 +121,7 @@ async def test_a_crash_at_the_commit_of_a_snapshot_leaves_chunks_to_somebody(
             reached.set()
             await trio.sleep_forever()
 
-        async def in_commit(build: Any, store: bool = False, then: Any = None) -> None:
+        async def in_commit(build: Any, store: bool = False, then: Any = None, thrice: Any = ()) -> None:
             await crash_in(list(build()))
 
         with monkeypatch.context() as patch:
