@@ -77,6 +77,15 @@ def test_units_die_one_by_one_and_the_entry_with_its_last(tmp_path: Path) -> Non
     store.close()
 
 
+def test_an_entry_dies_with_a_range_that_ends_behind_its_last_unit(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, 1, [1000, 50_000]), made(1, 2, [10])]))
+    assert store.mark_dead(1, (1, 0), (1, 2))[1] > 51_000
+    assert store.mark_dead(1, (1, 0), (2, 0)) == {}, "nothing of it is left"
+    check_counters(store)
+    store.close()
+
+
 def test_a_range_inside_entries_leaves_both_ends_alive(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     source = Source([made(1, index, [100, 5000, 6000]) for index in range(1, 6)])
@@ -155,6 +164,7 @@ def test_marks_made_while_a_job_runs_count_for_its_copies(tmp_path: Path) -> Non
         with pytest.raises(PayloadMissing):
             store.lookup(1, index)
     assert store.homes(3) == []
+    assert store.mark_dead(1, (0, 0), (4, 1)) == {}, "it died before it was adopted"
     store.close()
 
 
@@ -234,6 +244,8 @@ def test_truncated_entries_come_back_under_the_same_index(tmp_path: Path) -> Non
     assert store.lookup(1, 5).term == 1 and store.lookup(1, 6).term == 2
     assert [entry.term for entry in store.scan(1, 4, 7)] == [1, 1, 2, 2]
     check_counters(store)
+    store.truncate(1, 1)
+    assert store.live_bytes == 0
     store.close()
 
 

@@ -16,10 +16,8 @@ from click.testing import CliRunner
 from logyard.client import errors, sync
 from logyard.client.aio import Yard, connect
 from logyard.client.kvstore import KVStore, NativeDriver
-from logyard.client.session import Channel, Routes
 from logyard.client.sync import connect_sync
 from logyard.machines.registry import create_machine
-from logyard.protocol import wire
 from logyard.protocol.errors import WrongKind
 from logyard.protocol.pending import OK
 from logyard.service.cli.root import cli
@@ -211,30 +209,6 @@ async def test_a_server_refuses_what_is_for_another_kind_before_it_is_proposed(t
         assert proposed(run) == before
         with pytest.raises(WrongKind):
             run.nodes[1].require_kind("k", "log")
-
-
-def test_who_does_not_know_kinds_is_told_none() -> None:
-    """Neither an older server nor an older client meets a byte that it refuses."""
-    channel = Channel()
-    for hello, flags in (
-        (wire.Hello("c", 1, {}, 1 << 20), wire.LOW_PRIORITY),
-        (wire.Hello("c", 1, {}, 1 << 20, wire.KNOWS_KINDS), wire.LOW_PRIORITY | wire.for_kind("log")),
-    ):
-        channel.hello = hello
-        channel.outgoing = wire.Outgoing()
-        channel.append(7, [b"frame"], object(), wire.LOW_PRIORITY | wire.for_kind("log"))  # type: ignore[arg-type]
-        assert channel.outgoing.window()[0][5] == flags
-    old = wire.pack([wire.VERSION, "c", 1, [], 1 << 20])
-    assert wire.decode_hello(old).features == 0
-    assert wire.unpack(wire.encode_hello("c", 1, (), 1 << 20, wire.KNOWS_KINDS)[wire.HEADER_BYTES :])[:5] == [
-        wire.VERSION, "c", 1, [], 1 << 20
-    ]  # fmt: skip
-    routes = Routes(["h:1"])
-    routes.located([["old", 5, 1, [1, 2]]])
-    routes.require("old", "kv")
-    routes.located([["new", 5, 1, [1, 2], False, "log"]])
-    with pytest.raises(errors.WrongKind):
-        routes.require("new", "kv")
 
 
 def test_an_answer_of_another_form_is_no_offset() -> None:

@@ -13,9 +13,39 @@ from collections.abc import Callable, Iterable, Sequence
 from logyard.engine.entry import COMMANDS, Entry, build_plain, plain_content
 from logyard.engine.raft.core import LEADER, Configuration, Limits, Raft, RaftLog, Ready
 from logyard.engine.raft.mending import Mend
-from logyard.engine.raft.messages import APPEND, SNAPSHOT, Message
+from logyard.engine.raft.messages import (
+    APPEND,
+    APPEND_REPLY,
+    DAMAGED,
+    LEADER_GONE,
+    MEND,
+    MENDED,
+    PREVOTE,
+    PREVOTE_REPLY,
+    READ,
+    READ_REPLY,
+    SNAPSHOT,
+    TERMS,
+    TERMS_REPLY,
+    TIMEOUT_NOW,
+    VOTE,
+    VOTE_REPLY,
+    Message,
+    describe,
+)
 
 UID = 7
+CARRIED = {
+    PREVOTE: "index log_term context", PREVOTE_REPLY: "index context reject",
+    VOTE: "index log_term context", VOTE_REPLY: "index reject",
+    APPEND: "index log_term commit entries first last", APPEND_REPLY: "index log_term commit context reject last",
+    SNAPSHOT: "index log_term commit",
+    READ: "context", READ_REPLY: "context reject",
+    TIMEOUT_NOW: "", LEADER_GONE: "",
+    DAMAGED: "index log_term commit context last", MEND: "index commit context",
+    TERMS: "index context", TERMS_REPLY: "index context reject",
+}  # fmt: skip
+"""What each kind of message says; everything else in it is empty."""
 
 
 def encode(index: int, term: int, kind: int, content: bytes) -> Entry:
@@ -62,12 +92,22 @@ def make(
     )
 
 
+def check_message(message: Message) -> None:
+    """A message says nothing that its kind does not."""
+    for name in Message.__slots__[5:]:
+        assert name in CARRIED[message.kind].split() or not getattr(message, name), (name, describe(message))
+    if message.kind == APPEND_REPLY and not message.reject and message.context != MENDED:
+        assert not message.log_term, describe(message)
+
+
 def persist(raft: Raft, ready: Ready | None) -> list[Message]:
     """Make a Ready durable at once; all its messages, in order."""
     if ready is None:
         return []
     if ready.token is not None:
         raft.on_persisted(*ready.token)
+    for message in (*ready.messages, *ready.after):
+        check_message(message)
     return [*ready.messages, *ready.after]
 
 
@@ -290,6 +330,7 @@ class Network:
     def send(self, host: Host, messages: Sequence[Message]) -> None:
         for message in messages:
             assert message.sender == host.node
+            check_message(message)
             self.queue.append(message)
 
     def deliver(self, message: Message) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from logyard.engine.raft.core import FOLLOWER, PRECANDIDATE
-from logyard.engine.raft.messages import PREVOTE, PREVOTE_REPLY, Message
+from logyard.engine.raft.core import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE
+from logyard.engine.raft.messages import APPEND, PREVOTE, PREVOTE_REPLY, READ, READ_REPLY, VOTE_REPLY, Message
 
 from .network import UID, Network, drain, make
 
@@ -38,3 +38,44 @@ def test_each_denied_campaign_counts_once() -> None:
         for node in (2, 3):
             raft.step(Message(PREVOTE_REPLY, UID, 1, node, 0, 1, reject=True))
         assert raft.role == FOLLOWER and raft.denials == denied
+
+
+def test_a_leader_answers_who_asks_for_it_and_not_a_late_denial() -> None:
+    network = Network(3)
+    leader = network.elect(1)
+    leader.step(Message(VOTE_REPLY, UID, 1, 2, leader.term, leader.term, reject=True))
+    assert not network.said(1)
+    leader.step(Message(VOTE_REPLY, UID, 1, 2, leader.term, reject=True))
+    assert {(m.kind, m.to) for m in network.said(1)} == {(APPEND, 2)}
+
+
+def test_a_candidate_follows_the_winner_of_its_term_that_asks_for_a_confirmation() -> None:
+    raft = make()
+    raft.campaign(transfer=True)
+    drain(raft)
+    assert raft.role == CANDIDATE
+    raft.step(Message(READ, UID, 1, 2, raft.term, context=4))
+    assert (raft.role, raft.leader) == (FOLLOWER, 2)
+    assert [(m.kind, m.to, m.context) for m in drain(raft)] == [(READ_REPLY, 2, 4)]
+
+
+def test_who_leads_no_more_keeps_nothing_of_it() -> None:
+    network = Network(3)
+    leader = network.elect(1)
+    network.isolate(1)
+    network.hosts[1].propose(b"x")
+    network.tick()
+    assert leader.role == LEADER and leader.lead_index and leader.uncommitted_bytes and leader.lost_ticks
+    network.tick(leader.limits.election_ticks)
+    fresh = make()
+    kept = (
+        "lead_index",
+        "uncommitted_bytes",
+        "lost_ticks",
+        "transferee",
+        "leaving",
+        "chores",
+        "turned_down",
+        "progress",
+    )
+    assert leader.role != LEADER and [getattr(leader, name) for name in kept] == [getattr(fresh, name) for name in kept]

@@ -4,6 +4,7 @@ with faults, each time a core is asked, a copy of it is asked the other way."""
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from logyard.engine.entry import Entry
 from logyard.engine.raft import steady
 from logyard.engine.raft.core import LEADER, Raft
 from logyard.engine.raft.messages import Message, describe
+from logyard.engine.raft.progress import PROBE, SNAPSHOTTING
 from logyard.engine.raft.ready import Ready
 
 from .network import Network
@@ -104,3 +106,17 @@ def test_the_lane_leaves_to_the_core_what_is_not_its_own() -> None:
     twin.term += 1
     assert steady.hand_out(twin, []) is None, "a new term goes by the core"
     assert steady.hand_out(copy.deepcopy(leader), []) == steady.NOTHING
+
+
+def test_only_a_probe_that_is_due_takes_a_leader_off_the_lane() -> None:
+    network = Network(3, limits=LAZY)
+    leader = network.elect(1)
+    progress = leader.progress[3]
+    for entries in (False, True):
+        if entries:
+            network.hosts[1].propose(b"x")
+        for state, paused, alive in itertools.product((PROBE, SNAPSHOTTING), (False, True), (False, True)):
+            progress.state, progress.paused = state, paused
+            leader.live = {1, 2, 3} if alive else {1, 2}
+            due = state == PROBE and not paused and alive
+            assert (steady.hand_out(copy.deepcopy(leader), []) is None) == due, (entries, state, paused, alive)
