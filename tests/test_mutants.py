@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -64,6 +65,21 @@ def test_a_change_is_noticed_or_not_and_undone(tmp_path: Path) -> None:
     (one,) = mutants("x.py", source)
     assert judge(tmp_path, one, ["test_x.py::test_f"]) and not judge(tmp_path, one, ["test_x.py::test_not"])
     assert (tmp_path / "x.py").read_bytes() == source
+
+
+def test_who_notices_a_change_is_found_behind_those_who_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_bytes(SOURCE)
+    asked: list[list[str]] = []
+    monkeypatch.setattr(module, "TESTS_AT_ONCE", 2)
+
+    def run(root: Path, tests: Sequence[str]) -> int:
+        asked.append([*tests])
+        return int("c" in tests)
+
+    monkeypatch.setattr(module, "run_pytest", run)
+    assert judge(tmp_path, next(mutants("x.py", SOURCE)), ["a", "b", "c", "d", "e"])
+    assert asked == [["a", "b"], ["c", "d"]]
+    assert not judge(tmp_path, next(mutants("x.py", SOURCE)), ["a", "b", "d"])
 
 
 def test_a_verdict_is_kept_for_its_commit(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk.door import Disk
+from logyard.engine.disk import door
+from logyard.engine.disk.door import SYNC_EVERY, Disk
 
 
 class Calls:
@@ -60,3 +61,25 @@ def test_a_new_directorys_name_is_durable_in_its_parent(tmp_path: Path, monkeypa
     calls.failing = "fsync"
     with pytest.raises(OSError, match="injected"):
         Disk().make_directory(str(tmp_path / "other"))
+
+
+def test_each_sync_of_a_file_is_one_of_the_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch, "fdatasync", "fsync")
+    disk, path = Disk(), str(tmp_path / "file")
+    fd = disk.create(path)
+    disk.datasync(fd)
+    disk.sync_file(fd)
+    assert calls.seen == [("fdatasync", path), ("fsync", path)] and disk.fdatasyncs == 1
+    disk.close(fd)
+
+
+def test_zeros_are_synced_on_the_way_and_before_their_pages_are_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "STEP", 4096)
+    calls = Calls(monkeypatch, "fdatasync", "posix_fadvise")
+    disk = Disk()
+    fd = disk.create(str(tmp_path / "file"))
+    disk.preallocate(fd, 4096 * (2 * SYNC_EVERY + 1))
+    assert [name for name, _ in calls.seen] == ["fdatasync"] * 3 + ["posix_fadvise"]
+    disk.close(fd)

@@ -8,17 +8,20 @@ from typing import Any, cast
 
 import pytest
 
-from logyard.engine.entry import NOOP, build_plain
+from logyard.engine.entry import CONFIGURATION, NOOP, build_plain
 from logyard.engine.log import checkpoint_rows as rows
 from logyard.engine.log.checkpoints import FULL_ENTRIES, Checkpoints, DueSnapshots
-from logyard.engine.log.meta_rows import SegmentRun
+from logyard.engine.log.meta_rows import SegmentRun, StateRow
 from logyard.engine.log.wal import WalItem
+from logyard.engine.raft.configuration import Configuration
+from logyard.engine.raft.membership import adopt
 from logyard.engine.raft.raft_log import RaftLog
 from logyard.engine.replica.member import HALTED, Member
 from logyard.engine.snapshot.format import Encoded, Snapshot
 from logyard.engine.types import Spec
 from logyard.protocol.errors import NoSpace
 
+from ..raft.network import make
 from ..replica.doubles import Admission, Living, Recorder
 
 UID, TERM, LAST = 9, 4, 20
@@ -157,6 +160,19 @@ def test_a_log_that_starts_over_says_so_in_the_wal_and_keeps_only_where_old_payl
     assert [item.truncate for item in items] == [50, 51], "the first is void by itself: an overwritten log has one"
     assert member.segments == [SegmentRun(1, 8, 3), SegmentRun(9, 12, 4)]
     assert member.flushed == 50, "what it flushed of the log before says nothing of this one"
+
+
+def test_a_checkpoint_names_the_term_of_each_configuration_that_may_still_be_overwritten() -> None:
+    """By it a restart tells whether the log that it finds is the one that held it."""
+    member = member_of()
+    core = member.raft = make(terms=[TERM] * 3)
+    later = Configuration((1, 2))
+    core.log.push(build_plain(4, TERM, CONFIGURATION, 0, later.encode()))
+    adopt(core, 4, later)
+    key, value = rows.state(member)
+    assert value is not None
+    row = StateRow.unpack(key, value)
+    assert row.extra["configurations"] == [[0, 0, Configuration((1, 2, 3)).encode()], [4, TERM, later.encode()]]
 
 
 def test_a_group_moves_out_of_its_segments() -> None:

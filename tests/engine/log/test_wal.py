@@ -10,7 +10,7 @@ import pytest
 
 from logyard.engine.disk.door import Disk
 from logyard.engine.disk.faulty import FaultyDisk
-from logyard.engine.log.record import BLOCK, DATA_START
+from logyard.engine.log.record import BLOCK, DATA_START, RECORD_BYTES
 from logyard.engine.log.wal import Gap, Sealed, WalConfig, WalItem
 from logyard.engine.log.wal_ahead import AHEAD_BYTES, SMALL_BYTES
 from logyard.engine.log.wal_files import wal_name
@@ -281,6 +281,28 @@ def test_pitfall_42_every_batch_is_synced_on_the_file_it_was_written_to(tmp_path
             dirty.discard(call.target)
     assert not dirty and wal.current > 2
     wal.close()
+
+
+def test_a_spares_space_is_durable_before_its_name(tmp_path: Path) -> None:
+    """A start takes it for a file of its whole size."""
+    disk = FaultyDisk()
+    wal, _, _ = open_wal(disk, str(tmp_path / "wal"))
+    names = [call.name for call in disk.calls]
+    at = names.index("preallocate")
+    assert names[at : at + 4] == ["preallocate", "sync_file", "rename", "sync_directory"]
+    wal.close()
+
+
+def test_a_batch_takes_entries_up_to_its_very_limit(tmp_path: Path) -> None:
+    items = [WalItem(7, [command(7, 1)]), WalItem(8, [command(8, 1)])]
+    exactly = sum(len(one.data) + one.body_bytes + RECORD_BYTES for item in items for one in item.entries)
+    for room, batches in ((exactly, 1), (exactly - 1, 2)):
+        disk = Disk()
+        wal, _, _ = open_wal(disk, str(tmp_path / str(room)), WalConfig(file_bytes=1 << 20, batch_bytes=room))
+        before = disk.fdatasyncs
+        wal.write(items)
+        assert disk.fdatasyncs == before + batches
+        wal.close()
 
 
 def test_pitfall_49_a_file_has_a_durable_name_and_head_before_its_first_batch(tmp_path: Path) -> None:

@@ -41,12 +41,13 @@ def test_each_denied_campaign_counts_once() -> None:
 
 
 def test_a_leader_answers_who_asks_for_it_and_not_a_late_denial() -> None:
-    network = Network(3)
-    leader = network.elect(1)
-    leader.step(Message(VOTE_REPLY, UID, 1, 2, leader.term, leader.term, reject=True))
-    assert not network.said(1)
-    leader.step(Message(VOTE_REPLY, UID, 1, 2, leader.term, reject=True))
-    assert {(m.kind, m.to) for m in network.said(1)} == {(APPEND, 2)}
+    raft = make(voters=(1,), learners=(2,))
+    raft.campaign()
+    drain(raft)
+    raft.step(Message(VOTE_REPLY, UID, 1, 2, raft.term, raft.term, reject=True))
+    assert not drain(raft)
+    raft.step(Message(VOTE_REPLY, UID, 1, 2, raft.term, reject=True))
+    assert {(m.kind, m.to) for m in drain(raft)} == {(APPEND, 2)}
 
 
 def test_a_candidate_follows_the_winner_of_its_term_that_asks_for_a_confirmation() -> None:
