@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from logyard.payloads.catalog import Catalog
 from logyard.payloads.generation import Generation
+from logyard.payloads.homes import Home, without
+from logyard.protocol.errors import GenerationFailed
 
 from .support import SMALL, Door
 
@@ -52,3 +55,21 @@ def test_a_creation_that_a_crash_cut_off_leaves_no_generation(tmp_path: Path, mo
     made = catalog.writer_from(1, 0)
     assert (made.number, catalog.numbers()) == (1, [1]) and os.listdir(tmp_path) == ["gen-0000000001"]
     catalog.close()
+
+
+def test_a_catalog_that_ends_closes_what_it_opened(tmp_path: Path) -> None:
+    catalog = Catalog(str(tmp_path), SMALL, Door())
+    catalog.create(1, 0)
+    catalog.seal(1)
+    reader = catalog.get(1)
+    catalog.close()
+    with pytest.raises(GenerationFailed):
+        reader.measure()
+
+
+def test_homes_less_a_range_are_the_indexes_outside_of_it() -> None:
+    for first, last, low, high in itertools.product(range(1, 6), repeat=4):
+        if first <= last and low <= high:
+            left = without([Home(first, last, 1, 1)], low, high)
+            found = [index for home in left for index in range(home.first, home.last + 1)]
+            assert found == sorted({*range(first, last + 1)} - {*range(low, high + 1)})

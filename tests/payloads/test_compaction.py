@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from logyard.payloads.compaction import MigrateJob, choose_rewrite, run_migrate
+from logyard.payloads.compaction import MigrateJob, _fresh, choose_rewrite, run_migrate
+from logyard.payloads.layout import SourceRow
 from logyard.payloads.store import GenerationInfo, PayloadStore
-from logyard.payloads.writing import GenerationConfig
+from logyard.payloads.writing import GenerationConfig, JobState
 from logyard.protocol.errors import JobStale, StoreFull
 
 from .support import MIB, Door, Source, check_all, check_counters, made, open_store
@@ -240,3 +241,15 @@ def test_a_full_disk_takes_no_payloads_and_still_drops_them(tmp_path: Path) -> N
         store.close()
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_migration_that_goes_on_reads_what_was_not_durable_whatever_the_order_of_indexes() -> None:
+    """Groups come in the order of their numbers; an index says nothing of another group's."""
+    asked: list[tuple[int, int, int]] = []
+
+    def read(uid: int, first: int, last: int) -> Iterator[SourceRow]:
+        asked.append((uid, first, last))
+        return iter(())
+
+    ranges = [(1, 1, 9), (2, 1, 5), (2, 6, 9), (3, 1, 3)]
+    assert not list(_fresh(ranges, read, [(1, JobState(7, 1, 0, (1, 1), (2, 7)))])) and asked == [(2, 8, 9), (3, 1, 3)]

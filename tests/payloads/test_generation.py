@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from logyard.protocol.errors import (
     PayloadCorrupt,
     PayloadMissing,
     StoreFull,
+    StoreShort,
 )
 
 from .support import MIB, SMALL, Door, Made, made
@@ -509,3 +511,24 @@ def test_a_generation_that_is_closed_gives_its_slot_of_the_journal_back(tmp_path
     found.close()
     assert len(journal._free) == free
     journal.close()
+
+
+@pytest.mark.parametrize(("error", "code"), [(lmdb.Error, errno.EMFILE), (lmdb.MemoryError, 0)])
+def test_a_want_of_descriptors_or_memory_is_no_damage(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch, error: type[lmdb.Error], code: int
+) -> None:
+    class Refused(error):  # type: ignore[misc, valid-type]
+        pass
+
+    Refused.code = code
+
+    class Short:
+        def begin(self, **_: object) -> None:
+            raise Refused("short")
+
+        def close(self) -> None:
+            pass
+
+    with monkeypatch.context() as patch, pytest.raises(StoreShort):
+        patch.setattr(generation, "_env", Short())
+        generation.columns(0)

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from logyard.engine.raft.core import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE
-from logyard.engine.raft.messages import APPEND, PREVOTE, PREVOTE_REPLY, READ, READ_REPLY, VOTE_REPLY, Message
+from logyard.engine.raft.messages import (
+    APPEND,
+    APPEND_REPLY,
+    CONFIRM,
+    LEADER_GONE,
+    PREVOTE,
+    PREVOTE_REPLY,
+    READ,
+    READ_REPLY,
+    VOTE_REPLY,
+    Message,
+)
 
 from .network import UID, Network, drain, make
 
@@ -48,6 +59,15 @@ def test_a_leader_answers_who_asks_for_it_and_not_a_late_denial() -> None:
     assert not drain(raft)
     raft.step(Message(VOTE_REPLY, UID, 1, 2, raft.term, reject=True))
     assert {(m.kind, m.to) for m in drain(raft)} == {(APPEND, 2)}
+
+
+def test_who_is_asked_whether_it_still_leads_an_earlier_term_says_no() -> None:
+    raft = make(terms=(1,), term=3)
+    raft.step(Message(APPEND_REPLY, UID, 1, 2, 2, 1, context=CONFIRM))
+    assert [(m.kind, m.to, m.term) for m in drain(raft)] == [(LEADER_GONE, 2, 3)]
+    raft.step(Message(APPEND_REPLY, UID, 1, 2, 2, 1))
+    raft.step(Message(APPEND_REPLY, UID, 1, 2, 2, 1, context=CONFIRM, reject=True))
+    assert not drain(raft), "nobody asked"
 
 
 def test_a_candidate_follows_the_winner_of_its_term_that_asks_for_a_confirmation() -> None:

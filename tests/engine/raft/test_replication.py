@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from logyard.engine.raft.messages import APPEND, APPEND_REPLY, Message
 from logyard.engine.raft.progress import SNAPSHOTTING
+from logyard.engine.raft.state import Limits
 
 from .network import UID, Network, command, drain, make
 
@@ -31,3 +32,16 @@ def test_a_snapshot_under_way_keeps_no_other_follower_from_being_asked_again() -
         # All of it is lost.
         for _ in range(leader.limits.probe_ticks):
             leader.tick()
+
+
+def test_an_answer_that_commits_nothing_makes_room_for_the_one_entry_that_waits() -> None:
+    network = Network(5, limits=Limits(inflight_messages=1))
+    leader = network.elect(1)
+    host = network.hosts[1]
+    first = host.propose(b"x")
+    assert network.said(1)
+    second = host.propose(b"y")
+    assert not network.said(1), "all that may be under way is"
+    leader.step(Message(APPEND_REPLY, UID, 1, 2, leader.term, first, 0, leader.commit, last=first))
+    assert leader.commit < first
+    assert [(m.kind, m.to, m.last) for m in network.said(1)] == [(APPEND, 2, second)]
