@@ -327,12 +327,14 @@ def decode_live_set(data: bytes, where: str = "snapshot") -> LiveSet:
     if magic != _MAGIC or version != _VERSION or len(body) != _HEAD.size + entries + parts + tails * _TAIL.size:
         raise PayloadCorrupt(where, "the live set", f"version {_VERSION}", f"version {version}, {len(body)} bytes")
     found = Liveness(index, ordinal)
-    at = _HEAD.size
-    if entries:
-        found._entries = BitMap64.deserialize(body[at : at + entries])
-    at += entries
-    if parts:
-        found._parts = BitMap64.deserialize(body[at : at + parts])
+    at = _HEAD.size + entries
+    try:
+        if entries:
+            found._entries = BitMap64.deserialize(body[_HEAD.size : at])
+        if parts:
+            found._parts = BitMap64.deserialize(body[at : at + parts])
+    except ValueError as error:
+        raise PayloadCorrupt(where, "the live set", "bitmaps", str(error)) from None
     at += parts
     if tails:
         found._tails = {first: tail for first, tail in _TAIL.iter_unpack(body[at:])}

@@ -225,7 +225,8 @@ class _Replay:
                 if isinstance(found, Lost):
                     self._salvage(found)
                     number = found.through + 1
-                elif final and not scan.whole(found):
+                elif final and not scan.whole(found) and scan.is_readable(found):
+                    # A torn write leaves old bytes or new ones, not an error.
                     scan.cut(found.start)
                     torn = True
                 else:
@@ -233,9 +234,8 @@ class _Replay:
                     number = found.number + 1
                     idle = found.rows == 0
             if last:
-                for offset in sorted(scan.unreadable):
-                    if offset <= scan.tail:
-                        self._unknown(head.epoch, offset, "the disk can't read this block")
+                if scan.tail in scan.unreadable:
+                    self._unknown(head.epoch, scan.tail, "the disk can't read this block")
                 result.continue_in(Current(head, scan.tail, self.entries, idle, torn or scan.leftover))
             else:
                 result.sealed.append(Sealed(head.epoch, head.epoch, scan.tail, self.entries))

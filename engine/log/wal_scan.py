@@ -169,6 +169,9 @@ class FileScan:
                     if end:
                         yield self._lost(position, end, number, max(number, next_batch - 1))
                         position = end
+                    elif position in self.unreadable and (last := self._by_trailer(position, number)) is not None:
+                        yield Lost(number, number, position, [last])
+                        position = last.end
                     break
             if frame.start != position or frame.number != number:
                 yield self._lost(position, frame.start, number, frame.number - 1)
@@ -205,6 +208,18 @@ class FileScan:
             else:
                 at -= BLOCK
         return Lost(first, through, start, frames[::-1])
+
+    def _by_trailer(self, start: int, number: int) -> BatchFrame | None:
+        """Return the last batch, whose header the disk can't read."""
+        for end in range(start + 2 * BLOCK, self._size + 1, BLOCK):
+            frame = self.trailer(end)
+            if frame is not None and frame.start == start and frame.number == number:
+                return frame
+        return None
+
+    def is_readable(self, frame: BatchFrame) -> bool:
+        """Return whether the disk gave all blocks of a batch that were asked for."""
+        return not any(frame.start <= at < frame.end for at in self.unreadable)
 
     def whole(self, frame: BatchFrame) -> bool:
         """Return whether the very last batch counts: only if every byte that matters is there, payloads included (law

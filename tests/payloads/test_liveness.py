@@ -4,6 +4,7 @@ import itertools
 import sys
 
 import pytest
+import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from logyard.payloads.reference import PayloadRange, Position
 from logyard.payloads.transfer import merge, missing, portions, subtract
 from logyard.protocol.errors import PayloadCorrupt
 
+HEAD_BYTES = len(Liveness().encode_live_set(0)) - 16
 INDEXES, ORDINALS = 12, 6
 positions = st.tuples(st.integers(1, INDEXES), st.integers(0, ORDINALS))
 releases = st.lists(st.tuples(positions, positions).map(lambda pair: (min(pair), max(pair))), max_size=14)
@@ -102,6 +104,15 @@ def test_nothing_rises_from_the_dead() -> None:
 def test_a_missing_live_set_is_an_error_and_never_empty(data: bytes) -> None:
     with pytest.raises(PayloadCorrupt):
         decode_live_set(data)
+
+
+def test_a_live_set_that_verifies_and_has_no_bitmaps_is_refused_by_name() -> None:
+    found = Liveness()
+    found.release((5, 1), (7, 3))
+    body = found.encode_live_set(9)[:-16]
+    bad = body[:HEAD_BYTES] + b"x" * (len(body) - HEAD_BYTES)
+    with pytest.raises(PayloadCorrupt, match="bitmaps"):
+        decode_live_set(bad + xxhash.xxh3_128_digest(bad))
 
 
 def test_every_flipped_bit_and_every_cut_of_a_live_set_is_found() -> None:

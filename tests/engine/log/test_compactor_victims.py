@@ -39,7 +39,7 @@ def test_a_file_that_is_still_dying_is_not_copied_for_its_dead() -> None:
     file.add(7, Share(1, 9, 80), 100)
     file.reduce(7, 60)
     assert file.dead_ratio == 0.8
-    died = file.died_at
+    died = file.died_at = file.sealed_at = NOW
     assert died >= file.sealed_at
     assert not choose_victims([file], died + DYING_S - 0.1, 1000, 3600, 0.5)
     assert choose_victims([file], died + DYING_S, 1000, 3600, 0.5) == [file]

@@ -302,6 +302,20 @@ def test_a_block_the_disk_cannot_read_is_damage(tmp_path: Path, batch: int) -> N
     assert UIDS[batch] not in memory.log
 
 
+@pytest.mark.parametrize("block", range(6))
+def test_no_block_of_the_last_batch_that_the_disk_cannot_read_makes_it_a_torn_one(tmp_path: Path, block: int) -> None:
+    """What was acknowledged is delivered or said to be lost; and it is not written over, for it may be read again."""
+    big = command(8, 1, bodies=[b"p" * 18_000])
+    _, ends = write_all(str(tmp_path), [[WalItem(7, [command(7, 1)])], [WalItem(8, [big])]])
+    assert ends[2] - ends[1] == 5 * BLOCK
+    wal, memory, result = open_wal(UnreadableDisk(ends[1] + block * BLOCK), str(tmp_path), CONFIG)
+    assert 8 in memory.log or 8 in suspects(result)
+    wal.write([WalItem(9, [command(9, 1)])])
+    wal.close()
+    memory, result = recover(Disk(), str(tmp_path))
+    assert memory.log.keys() == {7, 8, 9} and not result.damage
+
+
 def test_a_newer_format_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     write_all(str(tmp_path), batches())
     path = tmp_path / wal_name(1)
