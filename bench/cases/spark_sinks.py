@@ -1,11 +1,12 @@
 """The sink cases of `logyard bench spark`: rows of 100 B and of 64 KiB into 100 logs, beside a sink that drops them.
 
-What a round wrote is counted in its logs; that every row is there once is for tests to show.
+The logs are there, with their leaders, before a round begins. What a round wrote is counted in them when it is over;
+that every row is there once is for tests to show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,8 @@ def direct_case(ground: Ground) -> dict[str, Any]:
     for name, size, rows in sizes(ground):
         source = {"rows": str(rows), "size": str(size), "partitions": str(TASKS)}
 
-        def write(size: int = size, source: Mapping[str, str] = source, rows: int = rows) -> Took:
-            return took(lambda: to_logs(ground, source, rows, "exactly-once-direct"))
+        def write(source: Mapping[str, str] = source, rows: int = rows) -> Took:
+            return into_logs(ground, rows, lambda sink: to_logs(ground, source, sink, "exactly-once-direct"))
 
         def drop(source: Mapping[str, str] = source) -> Took:
             return took(lambda: to_nothing(ground, source))
@@ -43,10 +44,10 @@ def once_case(ground: Ground) -> dict[str, Any]:
         source = {"rows": str(rows), "size": str(size), "partitions": str(TASKS)}
 
         def write(source: Mapping[str, str] = source, rows: int = rows) -> Took:
-            return took(lambda: to_logs(ground, source, rows, "exactly-once"))
+            return into_logs(ground, rows, lambda sink: to_logs(ground, source, sink, "exactly-once"))
 
         def alone(rows: int = rows, size: int = size) -> Took:
-            return took(lambda: without_spark(ground, rows, size))
+            return into_logs(ground, rows, lambda sink: without_spark(ground, rows, size, sink))
 
         def drop(source: Mapping[str, str] = source) -> Took:
             return took(lambda: to_nothing(ground, source))
@@ -66,13 +67,28 @@ def sizes(ground: Ground) -> list[tuple[str, int, int]]:
     ]
 
 
-def to_logs(ground: Ground, source: Mapping[str, str], rows: int, guarantee: str) -> None:
-    """Write rows to the logs of a sink that is new. Raises AssertionError unless they are as many there."""
-    name = f"sink{ground.number()}"
+def into_logs(ground: Ground, rows: int, write: Callable[[str], None]) -> Took:
+    """Time what writes rows to the logs of a sink that is new. Raises AssertionError unless they are as many there."""
+    from .spark_ceiling import SinkRows
+
+    sink = f"sink{ground.number()}"
+    names = [f"{sink}-{task}-{log}" for task in range(TASKS) for log in range(SinkRows.LOGS)]
+    ground.yard.create_many(names, members=list(range(1, ground.cluster.count + 1)))
+    for name in names:
+        ground.yard.log(name).latest()
+    spent = took(lambda: write(sink))
+    found = sum(ground.yard.log(name).latest().end for name in names)
+    assert found == rows, f"{found} of {rows} rows are there"
+    for name in names:
+        ground.yard.delete(name)
+    return spent
+
+
+def to_logs(ground: Ground, source: Mapping[str, str], name: str, guarantee: str) -> None:
+    """Write rows by Spark."""
     df = ground.spark.read.format("logyard_ceiling").options(**source, logs=name).load()
     given = {"sinkId": name, "deliveryGuarantee": guarantee, "batchId": "0", "createLogs": "true"}
     df.write.format("logyard").mode("append").options(**ground.servers, **given).save()
-    check(ground, name, rows)
 
 
 def to_nothing(ground: Ground, source: Mapping[str, str]) -> None:
@@ -81,14 +97,13 @@ def to_nothing(ground: Ground, source: Mapping[str, str]) -> None:
     df.write.format("logyard_ceiling").mode("append").save()
 
 
-def without_spark(ground: Ground, rows: int, size: int) -> None:
+def without_spark(ground: Ground, rows: int, size: int, name: str) -> None:
     """Write the same rows by the sink's tasks, one after another, and its commit, all in this process."""
     from logyard.pipeline.sink.core import Writing, open_sink
     from logyard.pipeline.sink.options import parse_sink
 
     from .spark_ceiling import SinkRows
 
-    name = f"sink{ground.number()}"
     given = {**ground.servers, "sinkId": name, "createLogs": "true", "batchId": "0"}
     sink = open_sink(parse_sink({**given, "deliveryGuarantee": "exactly-once"}, False))
     reader = SinkRows(rows, size, TASKS, name)
@@ -96,13 +111,3 @@ def without_spark(ground: Ground, rows: int, size: int) -> None:
         parts = reader.partitions()
         written = [sink.write(reader.read(part), Writing(0, "", name), task) for task, part in enumerate(parts)]
         sink.commit(written, 0)
-    check(ground, name, rows)
-
-
-def check(ground: Ground, prefix: str, rows: int) -> None:
-    """Count what a round wrote, and delete it."""
-    logs = [one["name"] for one in ground.yard.list() if one["name"].startswith(f"{prefix}-")]
-    found = sum(ground.yard.log(name).latest().end for name in logs)
-    assert found == rows, f"{found} of {rows} rows are there"
-    for name in logs:
-        ground.yard.delete(name)

@@ -10,6 +10,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from errno import EIO
 from typing import NamedTuple, Protocol
 
 import trio
@@ -79,7 +80,8 @@ class LivenessAccounting:
 
     def book(self, member: Member, file: SealedFile, run: SegmentRun) -> None:
         """Count a run anew. Where the places of payloads that the snapshot covers can't be read, those are lost, and
-        the run is the rest. Raises `Corrupt` for damage above that."""
+        the run is the rest. Raises `Corrupt` for damage above that; and where the disk can't read what nobody else has,
+        for it may be readable again."""
         counted = self._book(member, run)
         if counted is not None:
             file.add(member.uid, *counted)
@@ -90,6 +92,9 @@ class LivenessAccounting:
             return self._count(member, run)
         except (LogyardError, OSError) as error:
             if run.first > base or isinstance(error, Busy) or is_short(error):
+                raise
+            cause = error.__cause__ or error
+            if isinstance(cause, OSError) and cause.errno == EIO and len(member.raft.configuration.nodes()) == 1:
                 raise
             self._lose(member.uid, run.first, min(run.last, base))
             if member.raft.log.snapshot_index < base:

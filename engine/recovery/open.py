@@ -298,7 +298,9 @@ class Start:
                     except (LogyardError, OSError) as error:
                         if isinstance(error, Busy) or is_short(error):
                             raise
-                        self._repair.later(member, f"segment {number}: {error}")
+                        if self._repair.later(member, f"segment {number}: {error}"):
+                            # How much of it lives there is not known.
+                            file.keep()
         for member in members.values():
             accounting.look_for_lost(member)
         for number in sorted(present):

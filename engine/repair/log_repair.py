@@ -279,17 +279,23 @@ class LogRepair:
         also what no row names any more."""
         return member.damaged and self._is_alone(member)
 
-    def later(self, member: Member, reason: str) -> None:
-        """Note damage that was met when the members had been made: this one does nothing before the node runs."""
+    def later(self, member: Member, reason: str) -> bool:
+        """Note damage that was met when the members had been made: this one does nothing before the node runs. Return
+        whether nobody can mend it: then what is known of it, which is all that there is, is stored as ever, for a later
+        start may read the rest."""
+        if self._is_alone(member):
+            log.error("group %s is stopped: %s", member.spec.name, reason)
+            member.stop(reason)
+            return True
         stop(member, reason)
         self._waiting.append((member, reason))
+        return False
 
     def start(self) -> None:
         """Mend what `later` noted: the node runs."""
         waiting, self._waiting = self._waiting, []
         for member, reason in waiting:
-            if not self._is_alone(member):
-                self._host.spawn(self._rebuild, member, reason)
+            self._host.spawn(self._rebuild, member, reason)
 
     def revive(self, spec: Spec, error: Exception) -> Member:
         """Return the member of a hibernating group whose rows do not make one. BLOCKING, a commit of the meta store."""

@@ -172,6 +172,32 @@ async def test_a_damaged_segment_stops_the_groups_that_need_it_alone(tmp_path: P
         assert "damaged" in c.member(1).reason
 
 
+async def test_what_a_group_that_nobody_can_mend_had_behind_its_damage_outlives_the_wal_file(tmp_path: Path) -> None:
+    """A segment can't be read at one start; what the WAL had of the group gets a segment of its own meanwhile."""
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.fill(1, 5, 100)
+        data = c.member(1).raft.log.entry(c.member(1).raft.applied).data  # type: ignore[union-attr]
+        await c.roll(1)
+        await c.create("other", [1])
+        await c.append(1, [(b"", b"behind it")])
+        want = await c.read(1)
+        await c.crash(1)
+        (segment,) = (c.path / "node-1" / "segments").glob("*.seg")
+        whole = segment.read_bytes()
+        damage(segment, data)
+        await c.start(1)
+        await until(lambda: c.member(1).state == "stopped")
+        await c.leader("other")
+        await c.append(1, [(b"", b"x")], "other")
+        await c.roll(1)
+        await c.fill(1, 5, 100, "other")
+        await c.crash(1)
+        segment.write_bytes(whole)
+        await c.start(1)
+        await c.leader()
+        assert await c.read(1) == want
+
+
 async def test_a_missing_segment_stops_the_groups_that_need_it_alone(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1) as c:
         await c.fill(1, 5, 100)

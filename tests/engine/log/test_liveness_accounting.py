@@ -6,6 +6,7 @@ A file that counts as fuller than it is costs space; one that counts as emptier 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from errno import EIO
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -15,11 +16,13 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logyard.engine.disk.door import unreadable
 from logyard.engine.entry import NOOP, Entry, build_commands, build_plain, records_in, units_of
 from logyard.engine.log.liveness_accounting import LivenessAccounting, Recount
 from logyard.engine.log.location import SealedFile, Share
 from logyard.engine.log.meta_rows import SegmentRun
 from logyard.engine.machine import PayloadRange, Position
+from logyard.engine.raft.configuration import Configuration
 from logyard.payloads.liveness import Liveness
 from logyard.protocol.errors import Busy, Corrupt
 from logyard.protocol.frame import encode_frame
@@ -79,7 +82,8 @@ class Bench:
         log = SimpleNamespace(last_index=20, snapshot_index=0, term=lambda index: TERM, compact=self.compact)
         member = SimpleNamespace(
             uid=UID, damaged=False, snapshot_index=0, snapshot_term=TERM, liveness=self.liveness,
-            segments=[SegmentRun(1, 10, 1), SegmentRun(11, 20, 2)], raft=SimpleNamespace(log=log),
+            segments=[SegmentRun(1, 10, 1), SegmentRun(11, 20, 2)],
+            raft=SimpleNamespace(log=log, configuration=Configuration((1, 2))),
             is_dead=lambda one: self.liveness.is_dead_range((one.index, 0), (one.index, records_in(one.data))),
         )  # fmt: skip
         self.member: Any = cast(Any, member)
@@ -277,6 +281,18 @@ def test_places_that_the_snapshot_covers_are_lost_when_they_can_not_be_read(
     assert bench.lost == lost and bench.dropped == [(run, snapshot)]
     assert bench.member.raft.log.snapshot_index == snapshot, "the log has nothing below it any more"
     assert file.live == file.total == sum(rows[at].body_bytes for at in range(11 - counted, 11))
+
+
+def test_what_nobody_else_has_is_not_given_up_because_the_disk_can_not_read_it_now() -> None:
+    bench = Bench()
+    bench.member.snapshot_index = 30
+    bench.member.raft.configuration = Configuration((1,))
+    cause = OSError(EIO, "it can't be read")
+    bench.segments[1].error = unreadable("a segment", 0, "56 readable bytes", cause)
+    bench.segments[1].error.__cause__ = cause
+    with pytest.raises(Corrupt):
+        bench.accounting.book(bench.member, SealedFile(3, 100), bench.member.segments[0])
+    assert not bench.lost and not bench.dropped
 
 
 @pytest.mark.parametrize("error", [MISSING, SHORT], ids=["damage", "descriptors"])
