@@ -131,6 +131,11 @@ class SinkRows(DataSourceReader):
     def __init__(self, rows: int, size: int, partitions: int, prefix: str) -> None:
         self.rows, self.size, self.parts, self.prefix = rows, size, partitions, prefix
 
+    @classmethod
+    def names(cls, prefix: str, partition: int) -> list[str]:
+        """Return a partition's logs."""
+        return [f"{prefix}-{partition}-{log}" for log in range(cls.LOGS)]
+
     def partitions(self) -> list[InputPartition]:
         """Return equal shares."""
         return [InputPartition(number) for number in range(self.parts)]
@@ -146,9 +151,8 @@ class SinkRows(DataSourceReader):
         blob = os.urandom(self.size + count)
         payloads = pyarrow.array([blob[at : at + self.size] for at in range(count)], pyarrow.binary())
         schema = pyarrow.schema([pyarrow.field("log", pyarrow.string(), False), ("payload", pyarrow.binary())])
-        for log in range(self.LOGS):
-            name = pyarrow.array([f"{self.prefix}-{partition.value}-{log}"] * count, pyarrow.string())
-            batch = pyarrow.record_batch([name, payloads], schema=schema)
+        for name in self.names(self.prefix, partition.value):
+            batch = pyarrow.record_batch([pyarrow.array([name] * count, pyarrow.string()), payloads], schema=schema)
             for first in range(0, each, count):
                 yield batch.slice(0, min(count, each - first))
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .spark_rounds import Ground, Took, alternating, took, with_ratio
-
-if TYPE_CHECKING:
-    pass
 
 SMALL, LARGE = 100, 64 << 10
 TASKS = 4
@@ -72,7 +69,7 @@ def into_logs(ground: Ground, rows: int, write: Callable[[str], None]) -> Took:
     from .spark_ceiling import SinkRows
 
     sink = f"sink{ground.number()}"
-    names = [f"{sink}-{task}-{log}" for task in range(TASKS) for log in range(SinkRows.LOGS)]
+    names = [name for task in range(TASKS) for name in SinkRows.names(sink, task)]
     ground.yard.create_many(names, members=list(range(1, ground.cluster.count + 1)))
     for name in names:
         ground.yard.log(name).latest()

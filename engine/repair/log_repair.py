@@ -275,8 +275,8 @@ class LogRepair:
         return member.raft.configuration.nodes() <= {self._node_id}
 
     def is_left(self, member: Member) -> bool:
-        """Return whether a group was stopped at the start and nobody can mend it: all that there is of it is kept,
-        also what no row names any more."""
+        """Return whether a group lost records at the start and nobody can mend it: all that there is of it is kept,
+        also what no row names any more. One that `later` stopped lost none."""
         return member.damaged and self._is_alone(member)
 
     def later(self, member: Member, reason: str) -> bool:
