@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from logyard.engine.machine import Context, Effect, Monitor, Position, Release, Timer
+from logyard.engine.machine import Context, Deliver, Effect, Monitor, Position, Release, Timer
 
 from .command import CREDIT_MAX
 from .consumers import Consumer, Held, deliveries
@@ -70,6 +70,8 @@ class QueueState:
         self.entries: dict[int, int] = {}
         self.now = self.index = 0
         self.effects: list[Effect] = []
+        # What the entry under way sends again, by consumer.
+        self._resent: dict[tuple[int, int], list[Deliver]] = {}
         self._due: list[tuple[int, int]] = []
         self._expiries: list[tuple[int, int, Run]] = []
         self._expiry = 0
@@ -80,6 +82,7 @@ class QueueState:
         """Begin an entry: what is due by its log time happens before it."""
         now = context.timestamp
         self.now, self.index, self.effects = now, context.index, []
+        self._resent.clear()
         if self.options.expires_ms and not self.unused_since and not self.consumers:
             self.unused_since = now
             self.at(now + self.options.expires_ms)
@@ -356,8 +359,10 @@ class QueueState:
         self.unused_since = 0
 
     def detach(self, consumer: Consumer, *, counted: bool) -> None:
-        """End a consumer; what it holds goes back."""
+        """End a consumer; what it holds goes back, and what was to be sent to it again is not."""
         del self.consumers[consumer.key]
+        for again in self._resent.pop(consumer.key, ()):
+            self.effects.remove(again)
         if self.active == consumer.key:
             self.active = None
         self.give_back(consumer, consumer.drop_all(), counted=counted)
@@ -376,7 +381,9 @@ class QueueState:
         """Deliver what it holds from `tag` on once more, and a bit more where a run began before it; return how many
         messages that are."""
         lost = [held for held in consumer.held if held.tag + held.run.count > tag]
-        self.effects += deliveries(consumer, lost, tag)
+        again = list(deliveries(consumer, lost, tag))
+        self._resent.setdefault(consumer.key, []).extend(again)
+        self.effects += again
         return sum(held.run.count for held in lost)
 
     def _candidates(self) -> list[Consumer]:

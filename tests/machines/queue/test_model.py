@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from logyard.engine.machine import Frame
@@ -94,6 +94,11 @@ def frames_of(bench: Bench, step: tuple[Any, ...]) -> list[Frame]:
 
 
 @settings(max_examples=150, deadline=None)
+@example(
+    QueueOptions(),
+    [("frame", model.attach((2, 1))), ("resend", (2, 1), 0), ("frame", model.detach((2, 1)))],
+    [1, 2],
+)  # who leaves in the entry in which it asked again is sent nothing
 @given(OPTIONS, st.lists(STEPS, min_size=1, max_size=40), st.lists(st.integers(1, 4), max_size=12))
 def test_histories_follow_the_model(options: QueueOptions, steps: list[tuple[Any, ...]], together: list[int]) -> None:
     bench = Bench(options)
