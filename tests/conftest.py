@@ -34,10 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests must run in one process when several share the work: all of Spark (one JVM), all that look at
-    the source (one parse), and those of a module that share a cluster or something else that it made."""
+    """Say which tests must run in one process when several share the work: all that share one Spark (one JVM), all
+    that look at the source (one parse), and those of a module that share a cluster or something else that it made."""
     for item in items:
-        if item.get_closest_marker("spark") is not None:
+        if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
         elif not item.get_closest_marker("xdist_group") and shares(item):
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))

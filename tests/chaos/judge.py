@@ -66,6 +66,35 @@ def settled(yard: Yard, names: Iterable[str] = NAMES) -> str:
     return until(applied, 20)
 
 
+def scrubbed(yard: Yard) -> str:
+    """Have every node scrub its whole disk; say when that does not end."""
+    wanted = {node: row["wanted"] for node, row in yard.scrub(start=True).items()}
+
+    def passed() -> str:
+        rows = yard.scrub()
+        late = {node: rows[node] for node, pass_ in wanted.items() if rows[node]["passes"] < pass_}
+        return f"a scrub does not end: {late}" if late else ""
+
+    before = -1
+    while complaint := until(passed):
+        read = sum(row["pass_bytes"] for row in yard.scrub().values())
+        if read == before:
+            # It is not slow, on a disk with much to read and others on it: it stands.
+            return complaint
+        before = read
+    return ""
+
+
+def false_alarms(rows: Mapping[int, Any], rotten: int) -> list[str]:
+    """Return what the last scrubs called damaged on disks that are sound: all but that of node `rotten`."""
+    found = []
+    for node, row in rows.items():
+        damaged = sum(kind["found"] for kind in row["last"].values())
+        if node != rotten and (damaged or row["error"]):
+            found.append(f"a scrub of node {node}: {damaged} damaged, {row['error'] or row['findings']}")
+    return found
+
+
 def linearizable(journal: Journal, model: str, path: Path) -> Outcome:
     """One model's history, also written to `path`."""
     lines = [json.dumps(row) for row in journal.rows[model]]
@@ -166,21 +195,8 @@ class Verdict:
 
     def scrub(self) -> None:
         """Let every node read all that lies on its disk: damage that nobody has met is met now, and mended."""
-        wanted = {node: row["wanted"] for node, row in self.yard.scrub(start=True).items()}
-
-        def passed() -> str:
-            rows = self.yard.scrub()
-            late = {node: rows[node] for node, pass_ in wanted.items() if rows[node]["passes"] < pass_}
-            return f"a scrub does not end: {late}" if late else ""
-
-        before = -1
-        while complaint := until(passed):
-            read = sum(row["pass_bytes"] for row in self.yard.scrub().values())
-            if read == before:
-                # It is not slow, on a disk with much to read and others on it: it stands.
-                self.violations.append(complaint)
-                return
-            before = read
+        if complaint := scrubbed(self.yard):
+            self.violations.append(complaint)
 
     def audit(self) -> None:
         """Every live byte of every member, read from its own disk: counts and hashes must agree. What a scrub found may

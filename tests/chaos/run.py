@@ -39,8 +39,8 @@ from .term_load import TERM_KV, TERM_QUEUE, TermLoad
 from .trio_load import FINISH_S, TrioLoad
 
 RATE_MIN = 100.0
-OFFLINE_EVERY = 4
-"""After so many faults one node is killed and its directory checked."""
+LOOK_EVERY = 4
+"""After so many faults all nodes scrub, and one is killed and its directory checked."""
 CALM_S = 0.5
 REGISTER_CLIENTS = 6
 LOG_CLIENTS = 3
@@ -68,6 +68,7 @@ class Result:
         self.watched = 0
         self.queues: dict[str, dict[str, int]] = {}
         self.terms = 0
+        self.scrubs = 0
 
     @property
     def rate(self) -> float:
@@ -89,7 +90,7 @@ class Result:
             "violations": [*self.violations, *self.lost[:20]], "rate": round(self.rate, 1), "seed": self.seed,
             "seconds": round(self.seconds, 1), "errors": self.errors, "disk_bytes": self.disk, "passed": self.passed,
             "histories": self.histories, "watched": self.watched, "queues": self.queues,
-            "terms": self.terms,
+            "terms": self.terms, "scrubs": self.scrubs,
         }  # fmt: skip
 
 
@@ -160,11 +161,19 @@ class Run:
                 result.violations.append(f"stuck after {kind}: {complaint}")
                 self.note("stuck.json")
                 return
-            if number % OFFLINE_EVERY == 0:
-                result.violations += offline.look(self.cluster, self.torment.victim(), self.torment.rotten)
+            if number % LOOK_EVERY == 0:
+                result.violations += self.look(self.torment.victim())
             self.torment.never.wait(CALM_S)
             result.healthy_s += time.monotonic() - begun
             result.healthy += journal.done - before
+
+    def look(self, victim: int) -> list[str]:
+        """Look for damage on every disk, while nodes run and when one was killed: on sound ones there is none."""
+        rotten = self.torment.rotten
+        complaint = judge.scrubbed(self.yard)
+        found = [complaint] if complaint else judge.false_alarms(self.yard.scrub(), rotten)
+        self.result.scrubs += 1
+        return found + offline.look(self.cluster, victim, rotten)
 
     def healthy(self) -> str:
         """All nodes run, and all members are up to date."""

@@ -22,7 +22,7 @@ from logyard.service.local_cluster import free_ports
 
 from . import redelivery
 from .hashed import HASH, HashedKV, HashedQueue
-from .judge import Verdict, linearizable, until
+from .judge import Verdict, false_alarms, linearizable, until
 from .kv_load import Revisions
 from .load import Journal, body, number_of
 from .proxy import Proxy
@@ -54,6 +54,15 @@ def test_a_run_fails_for_silence_losses_and_slowness() -> None:
     assert found.passed
     found.healthy = 400
     assert not found.passed, "80 operations a second"
+
+
+def test_a_scrub_that_calls_a_sound_disk_damaged_is_noticed() -> None:
+    def row(damaged: int, error: str = "") -> dict[str, object]:
+        return {"last": {"wal": {"found": damaged}, "segments": {"found": 0}}, "error": error, "findings": ["this"]}
+
+    assert false_alarms({1: row(0), 2: row(3)}, rotten=2) == []
+    assert false_alarms({1: row(2), 2: row(0)}, rotten=2) == ["a scrub of node 1: 2 damaged, ['this']"]
+    assert false_alarms({1: row(0, "OSError: x")}, rotten=2) == ["a scrub of node 1: 0 damaged, OSError: x"]
 
 
 def judged(journal: Journal, start: int, found: dict[int, int | None]) -> Verdict:
