@@ -133,6 +133,9 @@ class Consumer(Client):
         self.dropped = 0
         # Delivery tags that are not settled yet, with their messages, by what becomes of them.
         self.todo: dict[int, list[tuple[int, int]]] = {}
+        # The frame that attaches it, and those that it sent before that was answered: they may come first.
+        self.attaching = 0
+        self.early: set[int] = set()
         workload.loop.at(0.0, None, self.go)
 
     def talk(self, begun: int) -> None:
@@ -155,6 +158,7 @@ class Consumer(Client):
 
     def began(self) -> None:
         self.inbox, self.dropped, self.todo = qw.Inbox(), 0, {}
+        self.attaching, self.early = self.sequence + 1, set()
         self._command(qw.attach_command(PREFETCH, 1 << 20, 0, None, False, True))
 
     def _command(self, command: bytes, what: tuple[int, list[int]] | None = None) -> None:
@@ -162,7 +166,17 @@ class Consumer(Client):
             self.sequence += 1
             records = [(b"", None)]
             data = encode_frame(records, command=command, session=self.session, sequence=self.sequence)
+            if self.attaching in self.pending:
+                self.early.add(self.sequence)
             self.put(what, b"".join(data))
+
+    def _refused(self, frame: Frame, error: LogyardError) -> None:
+        if error.code == "no_consumer" and frame.sequence in self.early:
+            del self.pending[frame.sequence]
+            if frame.timer is not None:
+                frame.timer.cancel()
+            return
+        super()._refused(frame, error)
 
     def _listen(self) -> None:
         work, session = self.work, self.session
