@@ -193,7 +193,7 @@ class Due:
         self.full = False
         self.taken: list[list[int]] = []
         self.members = {uid: member_of(uid) for uid in (1, 2, 3)}
-        self.due = DueSnapshots(self.members, 100, lambda: self.full, self.take)
+        self.due = DueSnapshots(self.members, 100, 20, lambda: self.full, self.take)
 
     async def take(self, members: Sequence[Member]) -> None:
         self.taken.append([one.uid for one in members])

@@ -11,7 +11,8 @@ import pytest
 from logyard.engine.jobs import Jobs
 from logyard.engine.log.liveness_accounting import Present
 from logyard.engine.log.location import Location, SealedFile, Share, Unflushed
-from logyard.engine.log.meta_rows import SegmentRun
+from logyard.engine.log.meta_rows import RingRun, SegmentRun
+from logyard.engine.log.segment_files import Flushed
 from logyard.engine.log.segment_writer import SegmentWriter
 from logyard.engine.log.wal import Sealed
 from logyard.engine.replica.member import Member
@@ -29,6 +30,8 @@ class Bench:
         self.members: dict[int, Member] = {}
         self.found: list[int] = []
         self.present_of: list[int] = []
+        self.ring: dict[int, list[RingRun]] = {}
+        self.floors: list[int] = []
         self.left: set[int] = set()
         self.users: dict[int, set[int]] = {}
         self.fails: dict[str, Exception] = {}
@@ -58,11 +61,15 @@ class Bench:
     async def out_of_reserve(self, what: str, job: Callable[[], Awaitable[Any]]) -> Any:
         return await job()
 
-    async def write(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
+    async def write(self, sealed: Sealed) -> Flushed:
         self.may("write")
         self.did.append(("write", sealed.file))
         self.meanwhile()
-        return {uid: (1, 10, 1, 500) for uid in self.found}
+        ring = {self.members[uid]: runs for uid, runs in self.ring.items()}
+        return Flushed({uid: (1, 10, 1, 500) for uid in self.found}, ring)
+
+    def raise_floors(self, uids: Iterable[int]) -> None:
+        self.floors += uids
 
     def present(self, number: int, found: Any) -> list[Present]:
         self.may("present")

@@ -45,7 +45,7 @@ class Bench:
         self.pinned: list[tuple[str, int]] = []
         self.seen: list[list[tuple[str, int]]] = []
         segments: Any = SimpleNamespace(reader=lambda number: SimpleNamespace(entries=self.segment))
-        self.reader = Reader(cast(Any, self), segments, self, self.read_wal, self.mend)
+        self.reader = Reader(cast(Any, self), segments, cast(Any, None), self, self.read_wal, self.mend)
         self.member: Member = member_of(Recorder())[0]
         later = [self.entries[index] for index in range(memory, count + 1)]
         log = RaftLog(runs=[(1, TERM)] if memory > 1 else [], entries=later, last_index=memory - 1)
