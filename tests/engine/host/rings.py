@@ -13,12 +13,14 @@ import trio
 from logyard.engine.log.ring import RingReader, ring_name
 from logyard.engine.machine import Applied, Context, Machine, PayloadRange, PayloadRef, Position, Release, Sections
 from logyard.machines.registry import create_machine
+from logyard.protocol.errors import Busy
 from logyard.protocol.frame import encode_frame
 
 from .cluster import PATIENCE, Cluster, cluster
 
 NAME = "_notes"
 SLOTS = 16
+"""The least that a ring may have; other tests have more, so that no snapshot comes by itself."""
 
 
 class Notes:
@@ -53,12 +55,22 @@ def notes(c: Cluster, number: int, name: str = NAME) -> list[bytes]:
     return found
 
 
+async def note_once(c: Cluster, number: int, command: bytes, name: str = NAME, reserved: bool = False) -> None:
+    """A command to a leader, as one entry. Raises what refuses it."""
+    frame = memoryview(b"".join(encode_frame([(b"", None)], command=command)))
+    await c.nodes[number].commit(c.member(number, name), [frame], reserved=reserved)
+
+
 async def note(c: Cluster, number: int, *commands: bytes, name: str = NAME) -> None:
-    """Commands to a leader, one entry each."""
-    for command in commands:
-        with trio.fail_after(PATIENCE):
-            frame = memoryview(b"".join(encode_frame([(b"", None)], command=command)))
-            await c.nodes[number].commit(c.member(number, name), [frame])
+    """Commands, one after the other; who is told to wait does."""
+    with trio.fail_after(PATIENCE):
+        for command in commands:
+            while True:
+                try:
+                    await note_once(c, number, command, name)
+                    break
+                except Busy as error:
+                    await trio.sleep(error.retry_after)
 
 
 def ring_path(c: Cluster, number: int, uid: int) -> Path:
@@ -76,7 +88,8 @@ def said(first: int, last: int) -> list[bytes]:
 @asynccontextmanager
 async def noted(path: Path, count: int = 3, **limits: Any) -> AsyncIterator[Cluster]:
     """A cluster whose one group is a system group."""
-    async with cluster(path, count, machines=machines, group="", ring_slots=SLOTS, **limits) as c:
+    limits = {"ring_slots": 64, **limits}
+    async with cluster(path, count, machines=machines, group="", **limits) as c:
         while not all(len(node.system.live) == count for node in c.nodes.values()):
             await trio.sleep(0.001)
         await c.create(NAME, machine="notes")
