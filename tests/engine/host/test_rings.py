@@ -21,12 +21,14 @@ from logyard.engine.log.ring import RingReader
 from logyard.engine.log.ring_files import RingFiles
 from logyard.engine.replica.member import STOPPED
 from logyard.engine.replica.ring_room import RING
-from logyard.protocol.errors import Busy, Corrupt, WrongIdentity
+from logyard.protocol.errors import Busy, Corrupt, NoSpace, WrongIdentity
 from logyard.service.writer.process import COMMAND
 
 from ..repair.test_scrub import scrubbed
-from .cluster import Cluster, cluster, open_descriptors, until
+from .cluster import KIB, Cluster, cluster, open_descriptors, until
+from .full_disk import QuotaDisk
 from .rings import NAME, SLOTS, machines, note, note_once, noted, notes, ring_of, ring_path, said
+from .test_full_disk import ready, room
 from .test_mending import mended
 
 
@@ -451,16 +453,33 @@ class RingFaults(Disk):
         super().sync_directory(path)
 
 
-async def test_a_full_disk_goes_on_with_the_rings_that_are_there(tmp_path: Path) -> None:
-    """They were reserved when they were made: nothing of a full disk is needed to write to them."""
-    disk = RingFaults()
+@pytest.mark.parametrize("made", [False, True], ids=["no ring yet", "a ring"])
+async def test_a_full_disk_goes_on_with_the_ring_that_is_there_and_without_one(tmp_path: Path, made: bool) -> None:
+    """A ring is reserved when it is made: nothing of a full disk is needed to write to it."""
+    disk = QuotaDisk(tmp_path / "node-1")
     async with noted(tmp_path, 1, disks={1: disk}) as c:
-        await filled(c, last=3)
+        await note(c, 1, *said(1, 3))
+        if made:
+            await c.roll(1)
         await note(c, 1, *said(4, 6))
-        before = os.stat(ring_of(c, 1).path).st_blocks
+        await ready(c, 1)
+        # Room for a segment and for some rows, and for no ring.
+        disk.fill(64 * KIB)
         await c.roll(1)
-        assert os.stat(ring_of(c, 1).path).st_blocks == before
-        assert before * 512 >= ring_of(c, 1).geometry.size
+        member = c.member(1, NAME)
+        assert bool(member.segments) != made and bool(member.ring_runs) == made and not c.failures
+        with pytest.raises(NoSpace):
+            while True:
+                await note_once(c, 1, bytes(40 * KIB))
+        disk.quota = -1
+        await room(c, 1)
+        await note(c, 1, *said(7, 8))
+        await c.roll(1)
+        assert inside(member)[-1] == member.flushed
+        found = notes(c, 1)
+        await c.restart(1)
+        await c.applied(NAME)
+        assert notes(c, 1) == found and [one for one in found if len(one) < KIB] == said(1, 8)
 
 
 async def no_rings(self: RingFiles, latest: Mapping[int, Sequence[Entry]]) -> list[object]:
