@@ -23,11 +23,12 @@ from logyard.engine.replica.member import STOPPED
 from logyard.engine.replica.ring_room import RING
 from logyard.protocol.errors import Busy, Corrupt, NoSpace, WrongIdentity
 from logyard.service.writer.process import COMMAND
+from tests.notes import KIND, NAME, SLOTS, machines
 
 from ..repair.test_scrub import scrubbed
 from .cluster import KIB, Cluster, cluster, open_descriptors, until
 from .full_disk import QuotaDisk
-from .rings import NAME, SLOTS, machines, note, note_once, noted, notes, ring_of, ring_path, said
+from .rings import note, note_once, noted, notes, ring_of, ring_path, said
 from .test_full_disk import ready, room
 from .test_mending import mended
 
@@ -221,7 +222,7 @@ async def test_a_group_made_anew_has_a_ring_of_its_own(tmp_path: Path) -> None:
         old = path.read_bytes()
         await c.nodes[1].delete_group(NAME)
         await until(lambda: not path.exists(), "its ring goes with it")
-        await c.create(NAME, machine="notes")
+        await c.create(NAME, machine=KIND)
         await note(c, 1, b"new")
         await c.roll(1)
         uid = c.member(1, NAME).uid
@@ -543,7 +544,7 @@ async def test_a_user_group_has_neither_ring_nor_descriptor(tmp_path: Path) -> N
             await c.append(1, [(b"", b"x")], f"user-{number}")
         await c.roll(1)
         assert not (tmp_path / "node-1" / "rings").exists()
-        await c.create(NAME, machine="notes")
+        await c.create(NAME, machine=KIND)
         await note(c, 1, b"one")
         before = open_descriptors()
         await c.roll(1)

@@ -18,7 +18,8 @@ from logyard.pipeline.directory.reading import StoppedNode
 from logyard.protocol.errors import WrongIdentity
 from logyard.service.check.process import inspect
 from logyard.service.check.run import check_directory
-from tests.engine.host.rings import NAME, machines, note, noted, ring_of, said
+from tests.engine.host.rings import note, noted, ring_of, said
+from tests.notes import NAME, machines
 
 Found = list[tuple[str, str, str]]
 
