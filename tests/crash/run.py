@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import shutil
 import sys
 import tempfile
@@ -28,6 +29,8 @@ WAL_BATCHES = 40
 VARIANTS = 4
 NEAR = 16
 """Events behind a call: what is committed because of it comes soon."""
+CUTS = 0.2
+"""Of those, how many are looked at."""
 KEPT = 10
 """Violations that are spelt out."""
 
@@ -107,8 +110,8 @@ def judge_wal(told: Path, state: dict[str, bytes | None], done: int, begun: int)
 def check_node(
     pool: ProcessPoolExecutor, root: Path, seed: int, steps: int, most: int, counts: Counts, around: str = ""
 ) -> None:
-    """Up to `most` states of nodes' lives, with `around` those soon behind a call about such a file; the door is
-    compared with the kernel."""
+    """Up to `most` states of nodes' lives; with `around` one cut of a few soon behind calls about such files, so that
+    whole lives are looked at. The door is compared with the kernel."""
 
     def jobs() -> Iterator[tuple[str, Future[Any]]]:
         number = 0
@@ -116,7 +119,7 @@ def check_node(
             events = record(root, life, steps, counts)
             counts.events += len(events)
             counts.wraps += wraps(events)
-            near = close_to(events, around)
+            near = close_to(events, around, random.Random(f"{life} cuts"))
             for at, state in crash_states(events, life, VARIANTS, wanted=near.__contains__ if around else None):
                 if number >= most:
                     return
@@ -127,13 +130,13 @@ def check_node(
     drain(jobs(), counts, "node_states")
 
 
-def close_to(events: list[Event], path: str) -> set[int]:
-    """How many events there are at a cut behind a call about files whose path begins so, or soon after."""
+def close_to(events: list[Event], path: str, draw: random.Random) -> set[int]:
+    """How many events there are at some cuts behind a call about files whose path begins so, or soon after."""
     found: set[int] = set()
     for number, event in enumerate(events, 1):
         if event.path.startswith(path):
             found.update(range(number, number + NEAR))
-    return found
+    return {number for number in sorted(found) if draw.random() < CUTS}
 
 
 def wraps(events: list[Event]) -> int:

@@ -22,6 +22,7 @@ from logyard.engine.log.ring_files import RingFiles
 from logyard.engine.replica.member import STOPPED
 from logyard.engine.replica.ring_room import RING
 from logyard.protocol.errors import Busy, Corrupt, NoSpace, WrongIdentity
+from logyard.service.check.process import inspect
 from logyard.service.writer.process import COMMAND
 from tests.notes import KIND, NAME, SLOTS, machines
 
@@ -159,6 +160,73 @@ async def test_what_a_ring_has_no_room_for_lies_in_a_segment(tmp_path: Path, mon
         await c.restart(1)
         await c.applied(NAME)
         assert notes(c, 1) == said(1, 30)
+
+
+async def died_behind_the_slots(c: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots and segment of the newest file are durable, and the power goes before the commit that names them."""
+
+    async def gone(*_: object, **__: object) -> None:
+        raise NoSpace("the power is gone")
+
+    batch = c.system(1).storage.meta_batch
+    with monkeypatch.context() as dying:
+        # Who frees slots stores that through another name.
+        dying.setattr(batch, "commit_members", gone)
+        with pytest.raises(NoSpace):
+            await c.roll(1)
+        await c.crash(1)
+
+
+def complaints(path: Path) -> list[str]:
+    """What the offline check says of node 1."""
+    found = inspect(path / "node-1", frozenset(), lambda line: None, machines)["findings"]
+    return [one["message"] for one in found if one["severity"] in ("damage", "unknown")]
+
+
+async def test_a_crash_behind_the_slots_leaves_all_that_a_row_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest entries take slots of what a snapshot covers, as soon as no row names those."""
+    async with noted(tmp_path, 1, ring_slots=SLOTS) as c:
+        await note(c, 1, *said(1, 9))
+        await c.roll(1)
+        member = c.member(1, NAME)
+        await c.nodes[1].snapshot()
+        assert member.raft.log.snapshot_index == member.flushed, "the snapshot lets the log go"
+        assert member.ring and not member.ring_runs, "of which no row says anything yet"
+        await note(c, 1, *said(10, 19))
+        await died_behind_the_slots(c, monkeypatch)
+        assert not complaints(tmp_path)
+        await c.start(1)
+        await c.applied(NAME)
+        assert notes(c, 1) == said(1, 19)
+        await c.roll(1)
+        assert inside(c.member(1, NAME))
+        await c.restart(1)
+        await c.applied(NAME)
+        assert notes(c, 1) == said(1, 19)
+
+
+async def test_a_crash_behind_slots_of_an_overwritten_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row names the old tail, the WAL has the new one."""
+    async with noted(tmp_path) as c:
+        await filled(c, last=4)
+        old, first = c.member(1, NAME), c.member(1, NAME).raft.log.last_index + 1
+        c.partition(1)
+        for number in range(4):
+            c.system(1).replicas.commands.queue_own(old, f"never {number}")
+            await until(lambda number=number: old.raft.log.stable == first + number, "it has it on disk")
+        await c.roll(1)
+        await note(c, await c.leader(NAME, [2, 3]), b"other")
+        c.network.heal()
+        await c.applied(NAME)
+        await until(lambda: old.raft.log.stable == old.raft.log.last_index, "so is what took their place")
+        assert old.raft.log.last_index < first + 3
+        await died_behind_the_slots(c, monkeypatch)
+        assert not complaints(tmp_path)
+        await c.start(1)
+        await c.applied(NAME)
+        assert notes(c, 1) == [*said(1, 4), b"other"] and c.member(1, NAME).raft.mend is None
 
 
 async def test_a_command_above_the_slot_lies_in_a_shared_segment(tmp_path: Path) -> None:
