@@ -169,7 +169,7 @@ class StateRow:
     @property
     def ring(self) -> list[RingRun]:
         """What the group's ring has of its log."""
-        return [RingRun(*run) for run in self.extra.get("ring", ())]
+        return [RingRun(*map(int, run)) for run in self.extra.get("ring", ())]
 
     def cut(self, index: int) -> None:
         """Let segments and ring have nothing from `index` on."""

@@ -261,8 +261,7 @@ class RingReader:
             if xxh3_64_intdigest(data, _seed(self.uid, at)) != header.check:
                 continue
             entry = parse_entry(data, self.path)
-            if (entry.index, entry.term) != (index, term):
-                raise Corrupt(self.path, at, f"entry {index} of term {term}", f"{entry.index} of term {entry.term}")
+            assert (entry.index, entry.term) == (index, term), "a header of another entry's bytes"
             entry.tombstone = header.tombstone
             return Found(entry, copies == [header, header])
         known = next((header for header in copies if header is not None), None)

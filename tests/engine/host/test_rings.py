@@ -201,10 +201,47 @@ async def test_a_crash_behind_the_slots_leaves_all_that_a_row_names(
         await c.applied(NAME)
         assert notes(c, 1) == said(1, 19)
         await c.roll(1)
-        assert inside(c.member(1, NAME))
         await c.restart(1)
         await c.applied(NAME)
         assert notes(c, 1) == said(1, 19)
+
+
+async def test_a_row_that_was_not_stored_is_stored_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it was is not known: what the slots have stays, and what comes again lies in the segment."""
+    async with noted(tmp_path, 1) as c:
+        await note(c, 1, *said(1, 4))
+
+        async def full(*_: object, **__: object) -> None:
+            raise NoSpace("no room for a row")
+
+        with monkeypatch.context() as once:
+            once.setattr(c.system(1).storage.meta_batch, "commit_members", full)
+            with pytest.raises(NoSpace):
+                await c.roll(1)
+        await note(c, 1, *said(5, 6))
+        await c.roll(1)
+        assert c.member(1, NAME).segments and inside(c.member(1, NAME))
+        await c.restart(1)
+        await c.applied(NAME)
+        assert notes(c, 1) == said(1, 6) and not c.member(1, NAME).damaged
+
+
+async def test_a_floor_is_stored_before_payloads_go(tmp_path: Path) -> None:
+    """Law 4: the ring has none of those that are released, and the WAL file that had them goes."""
+    async with noted(tmp_path, 1) as c:
+        await note(c, 1, *said(1, 4))
+        member = c.member(1, NAME)
+        assert not member.floor and member.last_release
+        await c.roll(1)
+        assert not c.system(1).storage.location.files, "nothing lives in the file"
+        last = member.last_release
+        await c.crash(1)
+        system = c.build(1)
+        await system.open()
+        assert system.members[member.uid].floor == last
+        system.close()
 
 
 async def test_a_crash_behind_slots_of_an_overwritten_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
