@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from logyard.engine import identity
 from logyard.engine.disk.door import Disk
-from logyard.engine.log import meta, segment_job, wal, wal_files, wal_scan
+from logyard.engine.log import meta, ring, segment_job, wal, wal_files, wal_scan
 from logyard.engine.log.compactor import Compactor
 from logyard.engine.log.group_commit import GroupCommit
+from logyard.engine.log.meta_rows import RingRun
 from logyard.engine.log.segment_writer import SegmentWriter
+from logyard.engine.raft.raft_log import RaftLog
 from logyard.engine.recovery import inspect
+from logyard.engine.recovery.rebuild import Image
 from logyard.engine.repair import log_repair
 from logyard.payloads import layout
 
-from .bugs import Bug, nothing, without
+from .bugs import Bug, edited, nothing, without
+from .disk import SimPath
 
 
 class _Through:
@@ -76,6 +81,58 @@ def _recycles_early(old: Any) -> Any:
     return seal
 
 
+class _Late:
+    """Writes slots when the flush is over."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def write(self, old: Any) -> Any:
+        return lambda disk, *what: self.calls.append((old, disk, *what))
+
+    def flush(self, old: Any) -> Any:
+        async def flush(writer: Any, sealed: Any) -> None:
+            await old(writer, sealed)
+            calls, self.calls = self.calls, []
+            for write, disk, *what in calls:
+                # Of a process that died meanwhile nothing is written.
+                if disk.life.alive:
+                    with suppress(OSError):
+                        write(disk, *what)
+
+        return flush
+
+
+def _believes_slots(old: Any) -> Any:
+    """A log goes on as long as slots verify, whether a row names them or not."""
+
+    def join(self: Any, recovered: Any) -> None:
+        old(self, recovered)
+        log = self.log
+        if not self.ring or recovered.entries or log.snapshot_index > self.ring[-1].last:
+            return
+        disk = SimPath.loop.life.disk  # type: ignore[union-attr]
+        path = f"{disk.files.prefix}/{ring.FOLDER}/{ring.ring_name(self.spec.uid)}"
+        reader = ring.RingReader(disk, path, self.spec.uid)
+        runs, last = list(log.runs), log.last_index
+        while header := _header_of(reader, last + 1):
+            last += 1
+            runs += [(last, header.term)] if not runs or runs[-1][1] != header.term else []
+            self.ring.append(RingRun(last, last, header.term))
+        reader.close()
+        self.log = RaftLog(log.snapshot_index, log.snapshot_term, runs, [], last_index=last)
+        self.flushed = last
+
+    return join
+
+
+def _header_of(reader: Any, index: int) -> Any:
+    """What stands in the place of an entry's header, if it says that it is that."""
+    place = reader.geometry.header_at(index)
+    header = ring.parse_header(reader._read(place, ring.HEADER_BYTES), reader.uid, place)
+    return header if header is not None and header.index == index else None
+
+
 def _serves_unchecked(old: Any) -> Any:
     def parse(path: str, key: bytes, value: Any) -> Any:
         try:
@@ -86,6 +143,7 @@ def _serves_unchecked(old: Any) -> Any:
     return parse
 
 
+LATE = _Late()
 BUGS = (
     Bug("wal_without_sync", "what is acknowledged is durable", [(wal.Wal, "_put", without("datasync"))]),
     Bug(
@@ -107,6 +165,36 @@ BUGS = (
         "segment_name_without_sync",
         "a segment's name is durable before its WAL file goes",
         [(segment_job, "write_segment", without("sync_directory"))],
+    ),
+    Bug(
+        "ring_without_sync",
+        "slots are durable before their WAL file goes",
+        [(segment_job, "write_slots", without("datasync"))],
+        featured=frozenset({"rings"}),
+    ),
+    Bug(
+        "ring_behind_the_wal",
+        "slots are written before their WAL file goes",
+        [(segment_job, "_write_ring", LATE.write), (SegmentWriter, "_flush", LATE.flush)],
+        featured=frozenset({"rings"}),
+    ),
+    Bug(
+        "stale_slot_believed",
+        "a slot counts by its run, not by itself",
+        [(Image, "join", _believes_slots)],
+        featured=frozenset({"rings"}),
+    ),
+    Bug(
+        "ring_without_floor",
+        "a floor is stored before payloads go",
+        [
+            (
+                SegmentWriter,
+                "_flush",
+                edited(("raise_floors(member.uid for member in written.ring)", "raise_floors(())")),
+            )
+        ],
+        featured=frozenset({"rings"}),
     ),
     Bug("retried_sync", "a failed sync is never tried again", [(wal.Wal, "_put", _retries_a_failed_sync)]),
     Bug(

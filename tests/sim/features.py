@@ -41,7 +41,7 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     # Each node's directory is checked offline when the run has ended.
     "offline": {},
     # All groups are system groups: what of their logs has no payload that lives lies in small rings.
-    "rings": {"rot_ring": ("D8.ring",)},
+    "rings": {"rot_ring": ("D8.ring",), "ring_tail": ("R1.ring_tail",)},
 }
 """By feature, its verbs with the kinds that each can hit."""
 LATER = frozenset({"rings"})
