@@ -11,16 +11,14 @@ from logyard.engine.disk.door import Disk
 from logyard.engine.log import meta, ring, segment_job, wal, wal_files, wal_scan
 from logyard.engine.log.compactor import Compactor
 from logyard.engine.log.group_commit import GroupCommit
-from logyard.engine.log.meta_rows import RingRun
 from logyard.engine.log.segment_writer import SegmentWriter
-from logyard.engine.raft.raft_log import RaftLog
 from logyard.engine.recovery import inspect
-from logyard.engine.recovery.rebuild import Image
 from logyard.engine.repair import log_repair
+from logyard.engine.replica.reader import Reader
 from logyard.payloads import layout
+from logyard.protocol.errors import LogyardError
 
-from .bugs import Bug, edited, nothing, without
-from .disk import SimPath
+from .bugs import Bug, nothing, without
 
 
 class _Through:
@@ -104,26 +102,17 @@ class _Late:
 
 
 def _believes_slots(old: Any) -> Any:
-    """A log goes on as long as slots verify, whether a row names them or not."""
+    """An entry is what its slot says, whether a row names it or not."""
 
-    def join(self: Any, recovered: Any) -> None:
-        old(self, recovered)
-        log = self.log
-        if not self.ring or recovered.entries or log.snapshot_index > self.ring[-1].last:
-            return
-        disk = SimPath.loop.life.disk  # type: ignore[union-attr]
-        path = f"{disk.files.prefix}/{ring.FOLDER}/{ring.ring_name(self.spec.uid)}"
-        reader = ring.RingReader(disk, path, self.spec.uid)
-        runs, last = list(log.runs), log.last_index
-        while header := _header_of(reader, last + 1):
-            last += 1
-            runs += [(last, header.term)] if not runs or runs[-1][1] != header.term else []
-            self.ring.append(RingRun(last, last, header.term))
-        reader.close()
-        self.log = RaftLog(log.snapshot_index, log.snapshot_term, runs, [], last_index=last)
-        self.flushed = last
+    def from_files(self: Any, member: Any, index: int, *rest: int) -> Any:
+        if member.spec.is_system:
+            with suppress(LogyardError):
+                reader = self._rings.reader(member.uid)
+                if header := _header_of(reader, index):
+                    return [reader.find(index, header.term).entry]
+        return old(self, member, index, *rest)
 
-    return join
+    return from_files
 
 
 def _header_of(reader: Any, index: int) -> Any:
@@ -181,19 +170,7 @@ BUGS = (
     Bug(
         "stale_slot_believed",
         "a slot counts by its run, not by itself",
-        [(Image, "join", _believes_slots)],
-        featured=frozenset({"rings"}),
-    ),
-    Bug(
-        "ring_without_floor",
-        "a floor is stored before payloads go",
-        [
-            (
-                SegmentWriter,
-                "_flush",
-                edited(("raise_floors(member.uid for member in written.ring)", "raise_floors(())")),
-            )
-        ],
+        [(Reader, "_from_files", _believes_slots)],
         featured=frozenset({"rings"}),
     ),
     Bug("retried_sync", "a failed sync is never tried again", [(wal.Wal, "_put", _retries_a_failed_sync)]),
