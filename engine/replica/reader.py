@@ -145,8 +145,9 @@ class Reader:
                 continue
             later = [home.first for home in store.homes(member.uid) if home.first > index]
             stop = min([near, *(first - 1 for first in later)])
-            if index >= member.raft.log.memory_first:
-                entries = member.raft.log.slice(index, stop, SCAN_BYTES)
+            raft_log = member.raft.log
+            if index >= raft_log.memory_first:
+                entries = raft_log.slice(index, stop, SCAN_BYTES) if index <= raft_log.last_index else []
             else:
                 entries = self._from_files(member, index, stop, SCAN_BYTES)
             if not entries:

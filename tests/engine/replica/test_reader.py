@@ -223,6 +223,13 @@ async def test_a_payload_that_was_not_sent_here_is_gone() -> None:
         await bench.reader.read(bench.member, [bench.wanted(2)], mend=False)
 
 
+def test_behind_the_end_of_a_log_there_is_nothing() -> None:
+    """It was overwritten while somebody waited for his turn to have it mended."""
+    bench = Bench()
+    for first, last in ((10, 10), (10, 12), (9, 12)):
+        assert [one.index for one in bench.reader.payload_entries(bench.member, first, last)] == [9][: 10 - first]
+
+
 async def test_who_has_not_caught_up_with_a_release_reads_nothing_but_for_another_members_log() -> None:
     bench = Bench()
     bench.homes_ = [Home(5, 6, 40)]
