@@ -67,6 +67,19 @@ class SystemConfig:
         64 * GIB,
         "Sealed WAL whose entries are in no segment yet; bounds memtables and the time to recover.",
     )
+    ring_slots: int = _limit(
+        1024,
+        16,
+        65_536,
+        "Entries that the ring of a system group has room for: with half of them above its last snapshot the next one "
+        "is due, with seven eighths commands wait. A ring that is there keeps its size.",
+    )
+    ring_slot_bytes: int = _limit(
+        4 * KIB,
+        4 * KIB,
+        MIB,
+        "Of one such entry, in blocks of 4 KiB; a larger one lies in a segment. A ring reserves slots times this.",
+    )
     wal_queue_bytes_max: int = _limit(
         64 * MIB, MIB, 4 * GIB, "What may wait for the next batch while one is being synced, all groups together."
     )
@@ -373,6 +386,10 @@ class SystemConfig:
     def __post_init__(self) -> None:
         for entry in fields(self):
             _check_bounds(entry, getattr(self, entry.name))
+        if self.ring_slot_bytes % (4 * KIB):
+            raise BadRequest(
+                f"ring_slot_bytes = {self.ring_slot_bytes}: must be a multiple of 4 KiB", key="ring_slot_bytes"
+            )
         self._not_above("wal_batch_bytes", "wal_file_bytes")
         self._not_above("wal_file_bytes", "wal_unflushed_bytes_max")
         self._not_above("group_inflight_bytes", "node_inflight_bytes")
@@ -396,6 +413,16 @@ class SystemConfig:
             raise BadRequest(
                 f"{lower} = {getattr(self, lower)}: must not exceed {upper} ({getattr(self, upper)})", key=lower
             )
+
+    @property
+    def ring_entries_due(self) -> int:
+        """Entries of a system group since its last snapshot that make the next one due."""
+        return min(self.snapshot_entries, self.ring_slots // 2)
+
+    @property
+    def ring_entries_max(self) -> int:
+        """Entries of one above its snapshot at which ordinary commands wait."""
+        return self.ring_slots - self.ring_slots // 8
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> SystemConfig:

@@ -220,6 +220,7 @@ class Node:
                 **system.storage.group_commit.status(),
             },
             "segments": storage.segments.status,
+            "rings": storage.rings.status,
             "jobs": storage.jobs.status,
             "holders": storage.gc_blockers.status,
             "writer": writer.status if writer is not None else lambda: dict(status.NO_WRITER),

@@ -167,6 +167,7 @@ class GroupStatus:
             "sessions": len(member.sessions.by_id) if member.sessions is not None else 0,
             "session_reply_bytes": member.sessions.bytes if member.sessions is not None else 0,
             "segments": [run._asdict() for run in member.segments],
+            "ring": [run._asdict() for run in member.ring_runs],
             "homes": [[home.first, home.last, home.generation] for home in self._groups.homes(member.uid)],
             "released_before": list(member.liveness.released_before),
             "quiet": raft.is_quiet,

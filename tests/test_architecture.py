@@ -22,9 +22,9 @@ TOP = "logyard.engine.<top>"
 OF_THE_LOOP = tuple(
     f"logyard.engine.log.{name}"
     for name in (
-        "group_commit", "space", "location", "liveness_accounting", "segment_files", "segment_writer", "compactor",
-        "janitor", "group_logs", "rehoming", "checkpoints", "checkpoint_rows", "meta_batch", "gc_blockers", "cache",
-        "compose",
+        "group_commit", "space", "location", "liveness_accounting", "segment_files", "ring_files", "segment_writer",
+        "compactor", "janitor", "group_logs", "rehoming", "checkpoints", "checkpoint_rows", "meta_batch", "gc_blockers",
+        "cache", "compose",
     )
 )  # fmt: skip
 """Of the log, what runs beside a node's loop and knows its members: nobody who reads a stopped directory has these."""
@@ -65,7 +65,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "logyard.engine.transport": (TOP, "logyard.engine.transport", "logyard.engine.raft.messages"),
     "logyard.engine.replica": (
         TOP, "logyard.engine.replica", "logyard.engine.raft", "logyard.engine.snapshot", "logyard.engine.log.meta_rows",
-        "logyard.engine.log.recovered", "logyard.engine.log.segment", "logyard.engine.recovery.rebuild",
+        "logyard.engine.log.recovered", "logyard.engine.log.segment", "logyard.engine.log.ring",
+        "logyard.engine.recovery.rebuild",
         "logyard.engine.transport.blobs",
         "logyard.payloads.reference",
     ),

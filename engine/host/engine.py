@@ -119,7 +119,7 @@ class System:
             config, storage.group_commit, storage.space, storage.segment_writer.unflushed, storage.compactor,
             self.cache, self.windows, refused,
         )  # fmt: skip
-        self.replicas = compose_replicas(ground, storage, machines, draw, make_core, self.admission)
+        self.replicas = compose_replicas(ground, storage, machines, draw, make_core, self.admission, refused)
         self.transfers = compose_transfers(ground, storage, self.replicas)
         self.repair = compose_repair(ground, storage, self.replicas, self.transfers)
         self.quiescence = compose_quiescence(
@@ -187,8 +187,8 @@ class System:
         start = Start(
             self.data, self.incarnation,
             Files(
-                storage.space, self.wal, self.meta, self.store, storage.segments, storage.location, storage.accounting,
-                storage.segment_writer, storage.janitor,
+                storage.space, self.wal, self.meta, self.store, storage.segments, storage.rings, storage.location,
+                storage.accounting, storage.segment_writer, storage.janitor,
             ),
             Found(
                 self.members, self.names, deleted, self.host.replica_gc.departed, self.replicas.builder.build,
@@ -242,6 +242,7 @@ class System:
         """Give up the directory. Everything acknowledged is durable already; nothing is flushed here."""
         self.host.disk_health.close()
         self.storage.segments.close()
+        self.storage.rings.close()
         self.data.close()
         self.quiescence.table.close()
 

@@ -71,6 +71,8 @@ def state(member: Member, snapshot: Snapshot | None = None, asleep: Sequence[int
         "flushed": member.flushed,
         "configurations": _configurations(raft),
     }
+    if member.ring:
+        row.extra["ring"] = [list(run) for run in member.ring_runs]
     if asleep:
         row.extra["asleep"], row.extra["slept"] = list(asleep), member.log_time
     if member.compactable < row.snapshot_index and (keep_log or snapshot is None):

@@ -69,6 +69,7 @@ class Checkpoints:
             return
         self._accounting.cut(member, keep)
         member.keep_runs(cut_runs(member.segments, keep + 1))
+        member.cut_ring(snapshot.index + 1)
         self._segments.shed(member)
         member.restart_flush()
         # Two marks, the first one void by itself: so that replay knows a log that starts over from one that was
@@ -118,27 +119,34 @@ class Checkpoints:
 
 
 class DueSnapshots:
-    """Whose snapshot is due: `entries` after the last one, or sooner while the disk `is_full()`."""
+    """Whose snapshot is due: `entries` after the last one (`ring_entries` where a ring holds the log), or sooner while
+    the disk `is_full()`."""
 
     def __init__(
         self,
         members: Mapping[int, Member],
         entries: int,
+        ring_entries: int,
         is_full: Callable[[], bool],
         take: Callable[[Sequence[Member]], Awaitable[Any]],
     ) -> None:
         self._members = members
         self._entries = entries
+        self._ring_entries = ring_entries
         self._is_full = is_full
         self._take = take
 
     async def run(self) -> None:
         """Take them."""
-        entries = min(self._entries, FULL_ENTRIES) if self._is_full() else self._entries
+        entries, least = self._entries, self._ring_entries
+        if self._is_full():
+            entries, least = min(entries, FULL_ENTRIES), min(least, FULL_ENTRIES)
         due = [
             member
             for member in self._members.values()
-            if member.state == RUNNING and member.raft.applied - member.compactable >= entries
+            if (done := member.raft.applied - member.compactable) >= least
+            and member.state == RUNNING
+            and (done >= entries or member.spec.is_system)
         ]
         if due:
             await self._take(due)

@@ -32,6 +32,8 @@ from .location import Location, SealedFile, Unflushed
 from .meta import MetaStore
 from .meta_batch import MetaBatch
 from .rehoming import Rehoming
+from .ring import Geometry
+from .ring_files import RingFiles
 from .segment_files import SegmentFiles
 from .segment_job import SegmentRunner
 from .segment_writer import SegmentWriter
@@ -82,6 +84,7 @@ class Storage(NamedTuple):
     meta_batch: MetaBatch
     location: Location
     segments: SegmentFiles
+    rings: RingFiles
     accounting: LivenessAccounting
     segment_writer: SegmentWriter
     compactor: Compactor
@@ -130,9 +133,12 @@ def compose_storage(
     )  # fmt: skip
     unflushed = Unflushed(ground.wal)
     location = Location(store, unflushed, config.pin_ms / 1000)
+    geometry = Geometry(config.ring_slots, config.ring_slot_bytes)
+    rings = RingFiles(ground.path, ground.disk, members, geometry, meta_batch.commit_members, meta_batch.raise_format)
     segments = SegmentFiles(
-        ground.path, ground.disk, members, location.files.__contains__, above.is_left, lambda: janitor.look(), elsewhere
-    )
+        ground.path, ground.disk, members, location.files.__contains__, above.is_left, lambda: janitor.look(),
+        elsewhere, rings,
+    )  # fmt: skip
     accounting = LivenessAccounting(
         members, store, location, segments, above.payload_entries, above.lost,
         lambda member, seconds: recount.later(member, seconds),
@@ -160,10 +166,12 @@ def compose_storage(
     )  # fmt: skip
     recount = Recount(members, accounting, janitor.lock, ground.spawn, janitor.look, above.damaged)
     rehoming = Rehoming(members, store, meta_batch, location, accounting, janitor.lock)
-    group_logs = GroupLogs(members, group_commit, meta_batch, segment_writer, segments, accounting, janitor, forgotten)
+    group_logs = GroupLogs(
+        members, group_commit, meta_batch, segment_writer, segments, rings, accounting, janitor, forgotten
+    )
     return Storage(
-        above, store.jobs, group_commit, space, meta_batch, location, segments, accounting, segment_writer, compactor,
-        checkpoints, gc_blockers, janitor, rehoming, group_logs,
+        above, store.jobs, group_commit, space, meta_batch, location, segments, rings, accounting, segment_writer,
+        compactor, checkpoints, gc_blockers, janitor, rehoming, group_logs,
     )  # fmt: skip
 
 
@@ -187,7 +195,10 @@ def _later(
         location.expire(time.monotonic())
         await above.tidy_transfers()
 
-    due = DueSnapshots(ground.members, ground.config.snapshot_entries, lambda: space.full, above.snapshot)
+    config = ground.config
+    due = DueSnapshots(
+        ground.members, config.snapshot_entries, config.ring_entries_due, lambda: space.full, above.snapshot
+    )
     return [
         ("removal of what transfers left", tidy),
         ("snapshots", due.run),

@@ -1,7 +1,7 @@
 """What a node's log keeps of one group, when its replica goes, sleeps, is made anew, or has lost records.
 
-Invariant: what says that a replica is gone is durable before its segments are let go, and it waits for the room that it
-needs: it was decided, and frees space. Called by `replica_gc`, `quiesce` and `log_repair`.
+Invariant: what says that a replica is gone is durable before its segments and its ring are let go, and it waits for the
+room that it needs: it was decided, and frees space. Called by `replica_gc`, `quiesce` and `log_repair`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .group_commit import GroupCommit
 from .janitor import Janitor
 from .liveness_accounting import LivenessAccounting
 from .meta_batch import MetaBatch
+from .ring_files import RingFiles
 from .segment_files import SegmentFiles
 from .segment_writer import SegmentWriter
 from .space import RETRY_S
@@ -34,6 +35,7 @@ class GroupLogs:
         meta_batch: MetaBatch,
         segment_writer: SegmentWriter,
         segments: SegmentFiles,
+        rings: RingFiles,
         accounting: LivenessAccounting,
         janitor: Janitor,
         forgotten: Callable[[int], object],
@@ -44,6 +46,7 @@ class GroupLogs:
         self._meta_batch = meta_batch
         self._segment_writer = segment_writer
         self._segments = segments
+        self._rings = rings
         self._accounting = accounting
         self._janitor = janitor
         self._forgotten = forgotten
@@ -59,6 +62,8 @@ class GroupLogs:
         for member in members:
             for run in member.segments:
                 self._segments.leave(member, run.segment)
+            if member.spec.is_system:
+                self._rings.remove(member.uid)
 
     async def _insist(self, build: Callable[[], Iterable[Put]]) -> None:
         """Commit what is decided, whatever it takes."""
@@ -76,6 +81,9 @@ class GroupLogs:
         self._meta_batch.forget(member)
         self._segments.forget(member)
         self._group_commit.wal.forget(member.uid)
+        if member.spec.is_system:
+            # A log that starts at its end has nothing in a ring.
+            self._rings.remove(member.uid)
 
     def forget_slept(self, count: int) -> None:
         """Let go of what the current WAL file still holds in memory of groups that became rows, `count` since the last

@@ -42,7 +42,10 @@ __all__ = ["HEADER_BYTES", "FileRow", "GroupRow", "Identity", "MetaStore", "Snap
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
+"""The newest that is read. 2: logs of system groups are in rings."""
+FIRST_FORMAT = 1
+"""Of a new store, so that an older logyard may be gone back to until something needs more."""
 IDENTITY = b"\x00identity"
 COMMIT = b"\x00commit"
 FULL_BELOW_BYTES = 1 << 20
@@ -135,7 +138,7 @@ class MetaStore:
             raise Corrupt(self._directory, 0, want, "neither")
         stored = self.get(IDENTITY)
         if stored is None:
-            self.identity = Identity(cluster, node, FORMAT)
+            self.identity = Identity(cluster, node, FIRST_FORMAT)
             self.commit([(IDENTITY, msgpack.packb(list(self.identity)))])
         else:
             self.identity = Identity(*msgpack.unpackb(stored))
@@ -327,6 +330,18 @@ class MetaStore:
             self._apply(second, sorted(self._owed.items()))
             self._owed.clear()
             self._store_files([(uid, raw) for uid in thrice if (raw := changes.get(snapshot_key(uid))) is not None])
+
+    def raised(self, number: int) -> list[tuple[bytes, bytes]]:
+        """Return what says that the directory is of this format at least; nothing where it says so."""
+        identity = self.identity
+        assert identity is not None and number <= FORMAT
+        if identity.format >= number:
+            return []
+        return [(IDENTITY, msgpack.packb(list(identity._replace(format=number))))]
+
+    def note_format(self) -> None:
+        """Read again of which format the directory is."""
+        self.identity = Identity(*msgpack.unpackb(self.get(IDENTITY) or b""))
 
     def _remove_files(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Remove the files of snapshots that go. Raises `NoSpace` when nothing was done, and `WalFailed`."""

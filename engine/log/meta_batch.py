@@ -167,6 +167,11 @@ class MetaBatch:
 
         await self.commit(build, store=True)
 
+    async def raise_format(self, number: int) -> None:
+        """Have older programs refuse the directory from here on."""
+        if self.meta.raised(number):
+            await self.commit(lambda: self.meta.raised(number), then=self.meta.note_format)
+
     async def store_specs(self, specs: Sequence[Spec], more: Sequence[rows.Put] = (), asleep: bool = False) -> None:
         """Register groups, all in one commit, with `more` rows that belong to them. `asleep`: they begin so."""
         await self.commit(lambda: [*(rows.group(spec, asleep) for spec in specs), *more])

@@ -8,13 +8,14 @@ the kind and sort by group or file number. Called by the host, which commits wha
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import msgpack
 
 from ..identity import Origin
+from ..ranges import subtract
 
 KEY = struct.Struct(">Q")
 STORE = b"p"
@@ -53,11 +54,50 @@ class SegmentRun(NamedTuple):
     segment: int
 
 
-def cut_runs(runs: list[SegmentRun], index: int) -> list[SegmentRun]:
+class RingRun(NamedTuple):
+    """Entries first..last of a system group, all of `term`, lie in its ring, whatever segments have of them."""
+
+    first: int
+    last: int
+    term: int
+
+
+Run = TypeVar("Run", SegmentRun, RingRun)
+
+
+def cut_runs(runs: list[Run], index: int) -> list[Run]:
     """Return the runs below `index` only."""
     if not runs or runs[-1].last < index:
         return runs
     return [run._replace(last=min(run.last, index - 1)) for run in runs if run.first < index]
+
+
+def join_runs(runs: Sequence[RingRun], more: Sequence[RingRun]) -> list[RingRun]:
+    """Return the runs with later ones behind them, as few as possible."""
+    found = list(runs)
+    for run in more:
+        if found and (found[-1].last + 1, found[-1].term) == (run.first, run.term):
+            found[-1] = found[-1]._replace(last=run.last)
+        else:
+            found.append(run)
+    return found
+
+
+def runs_above(runs: list[RingRun], index: int) -> list[RingRun]:
+    """Return the runs above `index` only."""
+    if not runs or runs[0].first > index:
+        return runs
+    return [run._replace(first=max(run.first, index + 1)) for run in runs if run.last > index]
+
+
+def places(segments: Sequence[SegmentRun], ring: Sequence[RingRun]) -> list[SegmentRun]:
+    """Return which file has which entries, rising and disjoint; segment 0 is the ring. A segment's run may have gaps,
+    and what the ring has is in no segment."""
+    in_ring = [(run.first, run.last) for run in ring]
+    found = [SegmentRun(first, last, 0) for first, last in in_ring]
+    for run in segments:
+        found += [SegmentRun(first, last, run.segment) for first, last in subtract([(run.first, run.last)], in_ring)]
+    return sorted(found)
 
 
 def _pack(values: list[Any]) -> bytes:
@@ -125,6 +165,17 @@ class StateRow:
                 self.runs, self.term_runs, self.payload_runs, self.extra,
             ]
         )  # fmt: skip
+
+    @property
+    def ring(self) -> list[RingRun]:
+        """What the group's ring has of its log."""
+        return [RingRun(*map(int, run)) for run in self.extra.get("ring", ())]
+
+    def cut(self, index: int) -> None:
+        """Let segments and ring have nothing from `index` on."""
+        self.runs = cut_runs(self.runs, index)
+        if "ring" in self.extra:
+            self.extra["ring"] = [list(run) for run in cut_runs(self.ring, index)]
 
     @classmethod
     def unpack(cls, key: bytes, value: bytes) -> StateRow:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
@@ -124,13 +124,17 @@ class SegmentReader:
 
     Raises `Corrupt` when neither head nor foot verify, or it is another segment, `WrongIdentity` for a newer format.
     When the index does not verify as a whole, `damaged` is set, every row is checked by its own checksum at each read,
-    and the runs come from the rows that hold.
+    and the runs come from the rows that hold. `elsewhere(uid, index)`: an entry is in no segment, so its row is not
+    missed.
     """
 
-    __slots__ = ("id", "path", "groups", "damaged", "_disk", "_fd", "_rows", "_index", "_good")
+    __slots__ = ("id", "path", "groups", "damaged", "_disk", "_fd", "_rows", "_index", "_good", "_elsewhere")
 
-    def __init__(self, disk: Disk, path: str, number: int = 0) -> None:
+    def __init__(
+        self, disk: Disk, path: str, number: int = 0, elsewhere: Callable[[int, int], bool] | None = None
+    ) -> None:
         self._disk = disk
+        self._elsewhere = elsewhere
         self.path = path
         self._fd = disk.open_file(path)
         try:
@@ -257,6 +261,8 @@ class SegmentReader:
                     return found
                 entry = self._entry(uid, row, block, base)
                 if expected:
+                    while expected < entry.index and self._elsewhere is not None and self._elsewhere(uid, expected):
+                        expected += 1
                     if entry.index != expected:
                         raise Corrupt(self.path, self._index, f"entry {expected} of group {uid:016x}", entry.index)
                     expected += 1

@@ -9,22 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
 from ..disk.door import Disk, unreadable
 from ..replica.member import Member
-from .meta_rows import SegmentRun
+from .meta_rows import RingRun, SegmentRun
 from .payload_source import FileSource, LiveGroup
+from .ring_files import Planned, RingFiles
 from .segment import SegmentReader
-from .segment_job import SegmentJob, SegmentRunner, SegmentWritten, build_segment_job, run_segment_job
+from .segment_job import (
+    Latest,
+    SegmentJob,
+    SegmentRunner,
+    SegmentWritten,
+    build_segment_job,
+    latest_entries,
+    run_segment_job,
+)
 from .wal import Sealed
+
+
+class Flushed(NamedTuple):
+    """What became of a sealed file. `found`: (first, last, term of the last, payload bytes) of each group in its
+    segment; `ring`: what the rings of system groups took."""
+
+    found: dict[int, tuple[int, int, int, int]]
+    ring: dict[Member, list[RingRun]]
 
 
 class SegmentFiles:
     """Readers and users of every segment. `is_home(number)`: the WAL file of that number is one still;
     `is_left(member)`: nobody can mend it, so what it has stays for people; `look` asks the janitor to come by;
-    `elsewhere` writes segments instead of a thread of this process."""
+    `elsewhere` writes segments instead of a thread of this process; `rings` take what system groups have."""
 
     def __init__(
         self,
@@ -35,6 +53,7 @@ class SegmentFiles:
         is_left: Callable[[Member], bool],
         look: Callable[[], None],
         elsewhere: SegmentRunner | None,
+        rings: RingFiles,
     ) -> None:
         self.is_left = is_left
         self.users: dict[int, set[int]] = {}
@@ -44,6 +63,7 @@ class SegmentFiles:
         self._is_home = is_home
         self._look = look
         self._elsewhere = elsewhere
+        self._rings = rings
         self._readers: dict[int, SegmentReader] = {}
         # Segments that nobody needs any more, and the members whose stored rows may still refer to them.
         self._unused: list[int] = []
@@ -82,10 +102,14 @@ class SegmentFiles:
         if reader is None:
             path = str(self.path(number))
             try:
-                reader = self._readers[number] = SegmentReader(self._disk, path, number)
+                reader = self._readers[number] = SegmentReader(self._disk, path, number, self.in_ring)
             except OSError as error:
                 raise unreadable(path, 0, "a segment", error) from error
         return reader
+
+    def in_ring(self, uid: int, index: int) -> bool:
+        """Return whether an entry of a group's log is in its ring, and so in no segment."""
+        return self._rings.has(uid, index)
 
     def opened(self, number: int) -> SegmentReader | None:
         """Return the reader in use, if there is one."""
@@ -97,24 +121,38 @@ class SegmentFiles:
         if reader is not None:
             reader.close()
 
-    async def write(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
-        """Write the segment; return (first, last, term of the last, payload bytes) of each group in the file."""
+    async def write(self, sealed: Sealed) -> Flushed:
+        """Write the segment, and the rings of the system groups in the file."""
         written = await trio.to_thread.run_sync(self._write_in_thread, sealed)
-        if not isinstance(written, SegmentWritten):
+        planned: list[Planned] = []
+        if isinstance(written, dict):
+            planned = await self._rings.plan(written)
+            written = await trio.to_thread.run_sync(self._write_in_thread, sealed, written, planned)
+        if isinstance(written, SegmentJob):
             assert self._elsewhere is not None
             written = await self._elsewhere(written, sealed.entries)
         if sealed.file not in self.users:
             # What was read of an earlier try's file, which nobody took over, is read of this one.
             self.renew(sealed.file)
-        info, sizes = written
-        return {uid: (first, last, info.terms[uid][-1][1], sizes[uid]) for uid, (first, last) in info.runs.items()}
+        assert isinstance(written, SegmentWritten)
+        info, sizes, failed = written
+        found = {uid: (first, last, info.terms[uid][-1][1], sizes[uid]) for uid, (first, last) in info.runs.items()}
+        return Flushed(found, self._rings.written(planned, failed))
 
-    def _write_in_thread(self, sealed: Sealed) -> SegmentWritten | SegmentJob:
-        """Write the segment, or return the job for who else runs such jobs."""
+    def _write_in_thread(
+        self, sealed: Sealed, latest: Latest | None = None, planned: Sequence[Planned] = ()
+    ) -> SegmentWritten | SegmentJob | Latest:
+        """Write the segment, or return the job for who else runs such jobs; or, where system groups have something in
+        the file, each group's last writes, so that their rings are planned first."""
         members = self._members
+        if latest is None:
+            latest = latest_entries(sealed.entries)
+            if any(member.spec.is_system for uid in latest if (member := members.get(uid)) is not None):
+                return latest
         job = build_segment_job(
             sealed, lambda uid, index, term: uid in members, segment=sealed.file,
-            path=str(self.path(sealed.file)), directory=str(self._directory / "wal"),
+            path=str(self.path(sealed.file)), directory=str(self._directory / "wal"), latest=latest,
+            rings=[one.job for one in planned],
         )  # fmt: skip
         here = self._elsewhere is None or sealed.file in self.spoiled
         return run_segment_job(self._disk, job, sealed.entries) if here else job

@@ -1,19 +1,19 @@
-"""A sealed WAL file's metadata becomes a segment; the file stays as the home of its payloads.
+"""A sealed WAL file's metadata becomes a segment, and slots of rings; the file stays as the home of its payloads.
 
-Order: the segment durable -> the switch in memory -> one meta commit. A flush that failed is done again;
+Order: rings and segment durable -> the switch in memory -> one meta commit. A flush that failed is done again;
 what a switch left half adopted is not adopted once more: a restart reads it anew from the file. Driven by `janitor`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..jobs import Jobs
 from ..replica.member import Member
 from .liveness_accounting import LivenessAccounting, Present
 from .location import Location, SealedFile, Unflushed
 from .meta_batch import MetaBatch
-from .segment_files import SegmentFiles
+from .segment_files import Flushed, SegmentFiles
 from .space import Space
 from .wal import Sealed
 
@@ -68,27 +68,30 @@ class SegmentWriter:
     async def _flush(self, sealed: Sealed) -> None:
         hard_states, self._hard_states = self._hard_states, set()
         try:
-            found = await self._space.out_of_reserve("a segment", lambda: self._segments.write(sealed))
+            written = await self._space.out_of_reserve("a segment", lambda: self._segments.write(sealed))
             file = SealedFile(sealed.file, sealed.length)
             touched = {member for member in hard_states if self._members.get(member.uid) is member}
-            present = self._accounting.present(file.file, found)
+            present = self._accounting.present(file.file, written.found)
             self._half_adopted = True
             with self._jobs.switching(f"the segment of WAL file {file.file}"):
-                self._adopt(file, found, present, touched)
+                self._adopt(file, written, present, touched)
             self._half_adopted = False
+            # Law 4: a ring has no payloads, and those of the file go with it.
+            self._meta_batch.raise_floors(member.uid for member in written.ring)
+            bases = {member: member.raft.log.snapshot_index for member in touched if member.ring}
             await self._meta_batch.commit_members(touched, sealed_files=[file])
+            for member, base in bases.items():
+                member.free_ring(base)
         except BaseException:
             # The file is sealed again later, and what it says of terms and votes must be stored then.
             self._hard_states |= hard_states
             raise
         await self._adopted(sealed, file, touched)
 
-    def _adopt(
-        self, file: SealedFile, found: Collection[int], present: Sequence[Present], touched: set[Member]
-    ) -> None:
-        """Switch to a segment that is durable, of the groups in `found`; the members it speaks of go to `touched`."""
+    def _adopt(self, file: SealedFile, written: Flushed, present: Sequence[Present], touched: set[Member]) -> None:
+        """Switch to a segment and slots that are durable; the members that they speak of go to `touched`."""
         users: set[int] = set()
-        for uid in found:
+        for uid in written.found:
             member = self._members.get(uid)
             if member is not None and self._segments.is_left(member):
                 users.add(uid)
@@ -96,9 +99,14 @@ class SegmentWriter:
             if member is not None and not member.damaged:
                 # Its floor and its truncations are in the file as well.
                 touched.add(member)
+        rings = dict(written.ring)
         for member, run, share, size in present:
             users.add(member.uid)
-            member.add_segment(run)
+            member.add_segment(run, rings.pop(member, ()))
             file.add(member.uid, share, size)
+        for member, ring in rings.items():
+            if ring:
+                member.add_segment(None, ring)
+        touched.update(written.ring)
         self._segments.adopt(file.file, users)
         self._location.add(file)

@@ -25,7 +25,7 @@ MARK = "failed"
 NEWEST = 2
 """WAL files that the last process may have left a batch in whose sync failed: the current one, or the one it rolled
 from."""
-KINDS = (".wal", ".mdb", ".seg", ".manifest")
+KINDS = (".wal", ".mdb", ".seg", ".ring", ".manifest")
 
 
 def revalidate(disk: Disk, root: Path) -> None:

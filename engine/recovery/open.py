@@ -24,6 +24,7 @@ from ..log.location import Location, SealedFile
 from ..log.meta import MetaStore
 from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
+from ..log.ring_files import RingFiles
 from ..log.segment_files import SegmentFiles
 from ..log.segment_writer import SegmentWriter
 from ..log.space import Space
@@ -80,6 +81,7 @@ class Files(NamedTuple):
     meta: MetaStore
     store: StorePort
     segments: SegmentFiles
+    rings: RingFiles
     location: Location
     accounting: LivenessAccounting
     segment_writer: SegmentWriter
@@ -152,15 +154,17 @@ class Start:
             self._run()
         except BaseException:
             self._files.segments.close()
+            self._files.rings.close()
             self._directory.close()
             raise
 
     def _run(self) -> None:
         directory, groups, repair = self._directory, self._groups, self._repair
-        space, wal, meta, store, segments, _, _, segment_writer, janitor = self._files
+        space, wal, meta, store, segments, rings, _, _, segment_writer, janitor = self._files
         disk, path = directory.disk, directory.path
         directory.lock()
         revalidate(disk, path)
+        rings.scan()
         space.open()
         for name in ("wal", "segments"):
             disk.make_directory(str(path / name))
@@ -196,6 +200,8 @@ class Start:
             if uid in groups.members:
                 segment_writer.hard_state_written(groups.members[uid])
         self._adopt_files(flushed)
+        if not meta.lost:
+            rings.sweep(lambda uid: meta.get(meta_rows.group_key(uid)) is not None)
         for uid, through in doubted.items():
             for lost in _unplaced(groups.members[uid], through + 1, store.homes(uid)):
                 groups.lose(uid, *lost)
@@ -273,7 +279,7 @@ class Start:
         """Take sealed WAL files that are homes for that, their shares counted anew; recycle files that are nobody's
         home."""
         members, directory = self._groups.members, self._directory
-        _, wal, meta, _, segments, location, accounting, _, _ = self._files
+        _, wal, meta, _, segments, _, location, accounting, _, _ = self._files
         sealed = {row.id for row in meta_rows.file_rows(meta, "wal")}
         users: dict[int, set[int]] = {}
         for uid, member in members.items():

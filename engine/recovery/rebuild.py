@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from logyard.protocol.errors import Corrupt
 
-from ..log.meta_rows import Departed, GroupRow, SegmentRun, SnapshotRow, StateRow, cut_runs
+from ..log.meta_rows import Departed, GroupRow, RingRun, SegmentRun, SnapshotRow, StateRow, cut_runs, places
 from ..log.recovered import Recovered
 from ..raft.configuration import Configuration
 from ..raft.raft_log import RaftLog
@@ -32,15 +32,15 @@ class Finding(NamedTuple):
 class Image:
     """One replica as of its directory. `term`, `vote` and `commit` are as stored: the core raises them to what log and
     snapshot prove. `base` is the configuration in force at an index, `configurations` are later ones that lie in
-    segments; `runs` locate entries in segments, which reach up to `flushed`; `promise` is (term, index) of the last
-    entry that an earlier replica held.
+    segments; `runs` locate entries in segments and `ring` in the group's ring, which reach up to `flushed`; `promise`
+    is (term, index) of the last entry that an earlier replica held.
 
     With findings, it is what is left when the records that do not fit are passed over.
     """
 
     __slots__ = (
         "spec", "state", "snapshot", "term", "vote", "commit", "floor", "compactable", "promise", "log", "runs",
-        "flushed", "base", "configurations", "findings", "mended",
+        "ring", "flushed", "base", "configurations", "findings", "mended",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, state: StateRow, snapshot: Snapshot | None, mended: bool) -> None:
@@ -53,6 +53,7 @@ class Image:
         self.promise = (0, 0)
         self.log = RaftLog() if snapshot is None else RaftLog(snapshot.index, snapshot.term)
         self.runs: list[SegmentRun] = list(state.runs)
+        self.ring: list[RingRun] = []
         self.flushed = self.log.last_index
         self.base = (0, Configuration(spec.voters))
         self.configurations: list[tuple[int, Configuration]] = []
@@ -81,6 +82,18 @@ class Image:
             if first <= end or last < first:
                 yield f"entries {first} to {last} in segment {number} overlap what comes before them"
             end = max(end, last)
+        end = 0
+        for first, last, term in self.ring:
+            # Terms never fall, so those at the ends are those of all in between.
+            ends = {log.term(index) for index in (max(first, log.first_index), last) if index >= log.first_index}
+            if first <= end or last < first or last > self.flushed or ends - {term}:
+                yield f"entries {first} to {last} of term {term} in the ring do not fit the log"
+            end = max(end, last)
+
+    @property
+    def places(self) -> list[SegmentRun]:
+        """Return which file has which entries, rising and disjoint; segment 0 is the group's ring."""
+        return places(self.runs, self.ring)
 
     @property
     def snapshot_index(self) -> int:
@@ -127,8 +140,9 @@ class Image:
             self.compactable = min(int(self.state.extra.get("compactable", stored)), stored)
 
     def join(self, recovered: Recovered) -> None:
-        """Put the log together: the snapshot's base, segments, and the WAL as memory."""
+        """Put the log together: the snapshot's base, segments and ring, and the WAL as memory."""
         spec, state, snapshot = self.spec, self.state, self.snapshot
+        self.ring = state.ring
         base_index, base_term = log_base(state)
         if base_index > self.snapshot_index:
             newest = snapshot and snapshot.index
@@ -137,7 +151,7 @@ class Image:
             self.findings.append(Finding("snapshot", text, error))
         self.flushed = flushed = flushed_through(state, recovered)
         if recovered.lowest:
-            self.runs = cut_runs(self.runs, flushed + 1)
+            self.runs, self.ring = cut_runs(self.runs, flushed + 1), cut_runs(self.ring, flushed + 1)
         entries = recovered.entries
         if entries and entries[0].index <= flushed:
             entries = [entry for entry in entries if entry.index > flushed]
@@ -156,7 +170,7 @@ class Image:
                     return
             # An installed snapshot: the log starts over above it, whatever stood there before. What was committed still
             # has its payloads where they were; those above came with the snapshot.
-            self.runs = cut_runs(self.runs, placed_through(state, recovered) + 1)
+            self.runs, self.ring = cut_runs(self.runs, placed_through(state, recovered) + 1), []
             self.log = RaftLog(snapshot.index, snapshot.term, (), entries if restarted else [])
             self.flushed = snapshot.index
             return
@@ -227,7 +241,7 @@ def placed_through(state: StateRow, recovered: Recovered) -> int:
 def slept_on(state: StateRow, snapshot: SnapshotRow | None, recovered: Recovered) -> bool:
     """Return whether a group hibernated, and the WAL says nothing of it but what happened before."""
     last = int(log_base(state)[0])
-    if "asleep" not in state.extra or state.runs or snapshot is None or snapshot.index != last:
+    if "asleep" not in state.extra or state.runs or state.ring or snapshot is None or snapshot.index != last:
         return False
     hard = recovered.hard_state or (0, 0, 0)
     newer = hard[0] > state.term or (hard[0] == state.term and hard[1] not in (0, state.vote))

@@ -89,6 +89,7 @@ def _walks(
         "segment": scrub_walks.SegmentWalk(
             disk, segments, files, members, storage.janitor.lock, storage.accounting.recount, read, repairs
         ).run,
+        "ring": scrub_walks.RingWalk(disk, storage.rings.path, members, storage.janitor.lock, read, repairs).run,
         "wal": scrub_walks.WalWalk(
             disk, ground.path / "wal", segments.path, files, members,
             lambda uid, index: store.home(uid, index) is not None, read, repairs,

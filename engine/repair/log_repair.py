@@ -31,7 +31,6 @@ from ..entry import Entry
 from ..log import checkpoint_rows as rows
 from ..log import meta_rows
 from ..log.meta import MetaStore
-from ..log.meta_rows import SegmentRun, cut_runs
 from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
 from ..raft.mending import Mend
@@ -390,7 +389,7 @@ class LogRepair:
         key, value = rows.state(member)
         assert value is not None
         row = meta_rows.StateRow.unpack(key, value)
-        row.runs = list(cut_runs([SegmentRun(*run) for run in row.runs], good + 1))
+        row.cut(good + 1)
         row.term_runs = [run for run in row.term_runs if run[0] <= good]
         row.commit = min(row.commit, good)
         row.extra["flushed"] = good

@@ -31,7 +31,7 @@ from ..replica.member import Member
 log = logging.getLogger(__name__)
 
 COUNTS = ("bytes", "found", "repaired")
-KINDS = ("meta", "snapshot", "segment", "wal", "generation")
+KINDS = ("meta", "snapshot", "segment", "ring", "wal", "generation")
 FIRST_S = 3600.0
 """A directory that was never scrubbed waits so long after a start."""
 RETRY_S = 600.0

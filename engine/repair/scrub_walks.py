@@ -1,5 +1,5 @@
 """What a scrub walks over, one walk for each kind of file: the meta store's rows in both copies, snapshots, segments,
-the payloads at home in sealed WAL files, generations.
+rings, the payloads at home in sealed WAL files, generations.
 
 Each walk has descriptors of its own, and reads as a start would: what a running reader keeps in memory does not hide
 damage of the file. What LMDB keeps is read as bytes first, through the disk as far as nobody has it mapped: a page that
@@ -23,7 +23,8 @@ from ..entry import Entry, Unit, unit_hash, units_of
 from ..log import checkpoint_rows as rows
 from ..log import meta_rows
 from ..log.meta import MetaStore
-from ..log.meta_rows import SegmentRun, SnapshotRow
+from ..log.meta_rows import RingRun, SegmentRun, SnapshotRow
+from ..log.ring import RingReader, write_heads
 from ..log.segment import SegmentReader, write_segment
 from ..log.wal_files import wal_name
 from ..ports import StorePort
@@ -36,6 +37,8 @@ READ_BYTES = 1 << 20
 META_ROWS = 512
 ROWS = 2048
 SCAN_ENTRIES = 256
+SLOTS = 64
+"""Of a ring, read at once."""
 
 Read = Callable[[str, int], Awaitable[None]]
 """So many bytes of a kind were read: waits as long as the rate asks for."""
@@ -105,6 +108,10 @@ class Segments(Protocol):
 
     def renew(self, number: int) -> None:
         """Open a file again for who reads next."""
+        ...
+
+    def in_ring(self, uid: int, index: int) -> bool:
+        """Return whether an entry of a group's log is in its ring, and so in no segment."""
         ...
 
     def drop_below(self, member: Member, run: SegmentRun, base: int) -> None:
@@ -316,7 +323,7 @@ class SegmentWalk:
             disk.forget_pages(fd, 0, size)
         finally:
             disk.close(fd)
-        return SegmentReader(disk, path, number), size
+        return SegmentReader(disk, path, number, self._segments.in_ring), size
 
     async def _hurt(self, number: int, reader: SegmentReader | None, reason: str) -> None:
         """Repair a damaged segment, while nothing is moved or removed: it is written anew if all of its rows can be
@@ -338,6 +345,7 @@ class SegmentWalk:
                     if member is None or run.segment != number:
                         continue
                     bad = await trio.to_thread.run_sync(_unreadable, reader, uid, run)
+                    bad = [one for one in bad if not self._segments.in_ring(uid, one)]
                     if not bad or run not in member.segments:
                         continue
                     needed = [one for one in bad if one > member.raft.log.snapshot_index]
@@ -404,6 +412,86 @@ def _unreadable(reader: SegmentReader | None, uid: int, run: SegmentRun) -> list
             bad += [one for one in range(index, stop + 1) if one not in there]
         index, step = stop + 1, SCAN_ENTRIES
     return bad
+
+
+class RingWalk:
+    """Every slot that a log needs of a system group's ring, in both places where its header is. `path(uid)`: where the
+    ring lies; nothing is written to it while `resting` is held."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: Callable[[int], Path],
+        members: Mapping[int, Member],
+        resting: trio.Lock,
+        read: Read,
+        repairs: Repairs,
+    ) -> None:
+        self._disk = disk
+        self._path = path
+        self._members = members
+        self._resting = resting
+        self._read = read
+        self._repairs = repairs
+
+    async def run(self) -> None:
+        """Walk once."""
+        for uid in [uid for uid, member in self._members.items() if member.ring_runs]:
+            await self._ring(uid)
+
+    async def _ring(self, uid: int) -> None:
+        try:
+            reader = await trio.to_thread.run_sync(self._open, uid)
+        except (OSError, LogyardError) as error:
+            if isinstance(error, OSError) and not is_damage(error):
+                raise
+            self._lost(uid, str(error))
+            return
+        try:
+            sound = reader.heads == 2
+            for first, last, term in self._runs(uid):
+                for at in range(first, last + 1, SLOTS):
+                    stop = min(last, at + SLOTS - 1)
+                    seen = await trio.to_thread.run_sync(reader.verify, at, stop, term)
+                    sound = sound and not seen.torn and not seen.bad
+                    await self._read("ring", (stop - at + 1) * reader.geometry.slot_bytes)
+            if not sound:
+                await self._hurt(uid, reader)
+        finally:
+            reader.close()
+
+    def _runs(self, uid: int) -> list[RingRun]:
+        member = self._members.get(uid)
+        return list(member.ring_runs) if member is not None and not member.damaged else []
+
+    def _open(self, uid: int) -> RingReader:
+        """Return a reader of the disk, and not of memory. In a thread."""
+        reader = RingReader(self._disk, str(self._path(uid)), uid)
+        reader.forget_pages()
+        return reader
+
+    async def _hurt(self, uid: int, reader: RingReader) -> None:
+        """Look again while nothing is written: headers of which the other copy is good are written anew, and who needs
+        a slot that is bad is mended."""
+        torn: list[Entry] = []
+        bad: dict[int, Corrupt] = {}
+        async with self._resting:
+            member = self._members.get(uid)
+            for first, last, term in self._runs(uid):
+                seen = await trio.to_thread.run_sync(reader.verify, first, last, term)
+                torn += seen.torn
+                bad |= seen.bad
+            if member is not None and (torn or reader.heads < 2):
+                await trio.to_thread.run_sync(write_heads, self._disk, reader.path, uid, reader.geometry, torn)
+                text = f"{reader.path}: {len(torn)} headers, {2 - reader.heads} heads; written anew from the other copy"
+                self._repairs.found("ring", member.spec.name, text, always)
+        if member is not None and bad:
+            self._repairs.mend("ring", member, bad[min(bad)], min(bad), max(bad))
+
+    def _lost(self, uid: int, reason: str) -> None:
+        member, runs = self._members.get(uid), self._runs(uid)
+        if member is not None and runs:
+            self._repairs.mend("ring", member, Corrupt.told(reason), runs[0].first, runs[-1].last)
 
 
 class WalWalk:

@@ -29,6 +29,7 @@ from .apply import UnknownVersion
 from .log_clock import Clocks
 from .member import STOPPED, Halt, Member
 from .proposals import Admission
+from .ring_room import RingRoom
 
 
 class Cores(NamedTuple):
@@ -77,7 +78,7 @@ class Builder:
     """Builds members. `make_core` makes their cores; `machines` gives a fresh machine by its name and arguments;
     `load(row)` a stored snapshot with its chunks; `departed(uid)` what an earlier replica here promised;
     `own_time(uid, kind)` the log time of an entry of a core's own; `admission` counts what members are asked to
-    propose."""
+    propose; `ring_room` gives what does so for a system group."""
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class Builder:
         departed: Callable[[int], Departed | None],
         own_time: Callable[[int, int], int],
         admission: Admission,
+        ring_room: Callable[[], RingRoom],
         clocks: Clocks,
     ) -> None:
         self._make_core = make_core
@@ -97,6 +99,7 @@ class Builder:
         self._departed = departed
         self._own_time = own_time
         self._admission = admission
+        self._ring_room = ring_room
         self._clocks = clocks
 
     def fresh(self, spec: Spec) -> Member:
@@ -119,8 +122,11 @@ class Builder:
         image.check()
         raft = self._make_core(spec, image, self._encoder(spec.uid), mend)
         machine = self._machines(spec.machine, spec.arguments)
-        member = Member(spec, raft, machine, self._store.new_liveness(), self._admission)
-        member.adopt(image.runs, image.flushed, image.floor, now)
+        room = self._ring_room() if spec.is_system else None
+        member = Member(spec, raft, machine, self._store.new_liveness(), room or self._admission)
+        if room is not None:
+            room.watch(member)
+        member.adopt(image.runs, image.ring, image.flushed, image.floor, now)
         if snapshot is not None and snapshot_row is not None:
             manifest = snapshot_format.read_manifest(snapshot_row.data, spec.uid)
             member.stored(snapshot.index, manifest.chunks)

@@ -31,6 +31,7 @@ from .proposals import Admission
 from .quarantine import Quarantine
 from .reader import Reader, Wanted
 from .retire import Retire
+from .ring_room import RingRoom
 from .submit import Submit
 from .versions import Versions
 
@@ -92,12 +93,14 @@ def compose_replicas(
     draw: Callable[[int], int],
     make_core: MakeCore,
     admission: Admission,
+    refused: Callable[[str], None],
 ) -> Replicas:
     """Build a node's. `machines` turns a machine's name and arguments into a fresh machine; `draw` is the random source
-    of elections; `make_core` makes cores; `admission` counts what members are asked to propose."""
+    of elections; `make_core` makes cores; `admission` counts what members are asked to propose, `refused(cause)` what
+    is sent back."""
     node_id, config, members, live, loop = ground.node_id, ground.config, ground.members, ground.live, ground.loop
     store, location, meta_batch, above = ground.store, storage.location, storage.meta_batch, Above()
-    reader = Reader(store, storage.segments, location, ground.wal.read_payload, above.mend)
+    reader = Reader(store, storage.segments, storage.rings, location, ground.wal.read_payload, above.mend)
     retire = Retire(members, ground.active, ground.network.send, storage.group_commit.drop, above.gone)
     commands = Submit(node_id, config, members, above.wake, loop.mark)
     election_s = config.election_ticks * config.tick_ms / 1000
@@ -115,8 +118,9 @@ def compose_replicas(
 
     make_own = partial(make_core, Cores(node_id, live, draw, ground.limits, ground.windows))
     builder = Builder(
-        make_own, machines, store, meta_batch.load_snapshot, above.departed, own_time, admission, ground.clocks
-    )
+        make_own, machines, store, meta_batch.load_snapshot, above.departed, own_time, admission,
+        lambda: RingRoom(admission, config, refused, storage.janitor.look), ground.clocks,
+    )  # fmt: skip
     enliven = Enliven(node_id, members, versions.learn, loop.rouse)
     heartbeats = Heartbeats(config, commands)
     delivery = Delivery(reader, location, above.fetch, ground.spawn, config.delivery_queue_bytes)

@@ -16,7 +16,7 @@ from logyard.protocol.pending import PendingReply
 
 from ..core import Core
 from ..entry import Entry, records_in
-from ..log.meta_rows import SegmentRun, cut_runs
+from ..log.meta_rows import RingRun, SegmentRun, cut_runs, join_runs, runs_above
 from ..machine import Machine, PayloadRange, Position
 from ..ports import LivenessPort
 from ..types import Spec
@@ -83,7 +83,7 @@ class Member(Replicated):
         "raft", "liveness", "state", "reason", "dirty", "proposals", "unpersisted", "segments", "floor", "last_release",
         "snapshot_index", "snapshot_term", "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends",
         "log_time", "damaged", "snapshot_stored", "clock", "halt", "lead_since", "chunks", "compactable", "heard_ns",
-        "wall_time",
+        "wall_time", "ring",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Core, machine: Machine, liveness: LivenessPort, admission: Admission) -> None:
@@ -97,6 +97,8 @@ class Member(Replicated):
         self.dirty = False
         self.unpersisted = 0
         self.segments: list[SegmentRun] = []
+        # Of a system group: what its ring has of the log, and what a stored row may still name of it below the log.
+        self.ring: list[RingRun] = []
         self.floor = 0
         self.last_release = 0
         self.snapshot_index = 0
@@ -148,10 +150,10 @@ class Member(Replicated):
         """For people: a member that lost records runs, and counts for nothing yet."""
         return MENDING if self.state == RUNNING and self.raft.mend is not None else self.state
 
-    def adopt(self, runs: list[SegmentRun], flushed: int, floor: int, now_ns: int) -> None:
-        """Take over what a checkpoint and the WAL say: what segments have, up to where, and the payload floor; as heard
-        at `now_ns`."""
-        self.segments, self.flushed, self.floor, self.heard_ns = runs, flushed, floor, now_ns
+    def adopt(self, runs: list[SegmentRun], ring: list[RingRun], flushed: int, floor: int, now_ns: int) -> None:
+        """Take over what a checkpoint and the WAL say: what segments and the ring have, up to where, and the payload
+        floor; as heard at `now_ns`."""
+        self.segments, self.ring, self.flushed, self.floor, self.heard_ns = runs, ring, flushed, floor, now_ns
 
     def begin_clock(self, clock: LogTime) -> LogTime:
         """Let log time go by this clock while the member leads."""
@@ -194,6 +196,7 @@ class Member(Replicated):
         committed and never will be."""
         self.proposals.fail_proposed(NotLeader(self.raft.leader), index)
         self.segments = cut_runs(self.segments, index)
+        self.cut_ring(index)
         self.flushed = min(self.flushed, index - 1)
         self.wake()
 
@@ -361,14 +364,31 @@ class Member(Replicated):
                 still.append(pair)
         self.waiters = still or None
 
-    def add_segment(self, run: SegmentRun) -> None:
-        """Add a newer segment, which overrides what older ones say from its first index on."""
-        self.segments = [*cut_runs(self.segments, run.first), run]
-        self.flush_through(run.last)
+    def add_segment(self, run: SegmentRun | None, ring: Sequence[RingRun] = ()) -> None:
+        """Add what a newer segment has (None: nothing), and the ring beside it, which override what was said from their
+        first index on."""
+        added = [one for one in (run, *ring) if one is not None]
+        first = min(one.first for one in added)
+        self.segments = [*cut_runs(self.segments, first), *(() if run is None else (run,))]
+        self.ring = join_runs(cut_runs(self.ring, first), ring)
+        self.flush_through(max(one.last for one in added))
 
     def keep_runs(self, runs: list[SegmentRun]) -> None:
         """Say anew which segments have what of the log."""
         self.segments = runs
+
+    def free_ring(self, index: int) -> None:
+        """Let the ring be free up to an index: no stored row names anything of it any more."""
+        self.ring = runs_above(self.ring, index)
+
+    def cut_ring(self, index: int) -> None:
+        """Let the ring have nothing of the log from an index on, as the log has other entries there, or starts over."""
+        self.ring = cut_runs(self.ring, index)
+
+    @property
+    def ring_runs(self) -> list[RingRun]:
+        """What the ring has of the log as it is now."""
+        return runs_above(self.ring, self.raft.log.snapshot_index)
 
     def flush_through(self, index: int) -> None:
         """Note that entries up to `index` need no WAL file, nor memory."""

@@ -18,6 +18,7 @@ import trio
 from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError
 
 from ..entry import Entry, Unit, timestamp_of, unit_hash, units_of
+from ..log.ring import RingReader
 from ..log.segment import SegmentReader
 from ..ports import HomePort, StorePort
 from ..types import Buffer
@@ -58,6 +59,14 @@ class Segments(Protocol):
         ...
 
 
+class Rings(Protocol):
+    """The files that entries of system groups went to."""
+
+    def reader(self, uid: int) -> RingReader:
+        """Return one of them, open. Raises `Corrupt`."""
+        ...
+
+
 class Pins(Protocol):
     """Who destroys what holds payloads: not what is pinned."""
 
@@ -78,12 +87,14 @@ class Reader:
         self,
         store: StorePort,
         segments: Segments,
+        rings: Rings,
         pins: Pins,
         read_wal: Callable[[int, int, int], Buffer],
         mend: Callable[[Member, Wanted, LogyardError], Awaitable[Buffer]],
     ) -> None:
         self._store = store
         self._segments = segments
+        self._rings = rings
         self._pins = pins
         self._read_wal = read_wal
         self._mend = mend
@@ -97,13 +108,10 @@ class Reader:
         return self.stored_entries(member, first, last, bytes_max)
 
     def stored_entries(self, member: Member, first: int, last: int, bytes_max: int = SCAN_BYTES) -> list[Entry]:
-        """Return entries of the log from `first` as segments have them, at least one. Raises `Corrupt`."""
-        for run in reversed(member.segments):
-            if run.first <= first <= run.last:
-                reader = self._segments.reader(run.segment)
-                found = reader.entries(member.uid, first, min(last, run.last), bytes_max)
-                if found and found[0].index == first:
-                    return found
+        """Return entries of the log from `first` as segments or a ring have them, at least one. Raises `Corrupt`."""
+        found = self._from_files(member, first, last, bytes_max)
+        if found and found[0].index == first:
+            return found
         raise Corrupt(f"group {member.spec.name}", 0, f"entry {first}", "no segment that holds it")
 
     def newest_time(self, member: Member) -> int:
@@ -137,24 +145,34 @@ class Reader:
                 continue
             later = [home.first for home in store.homes(member.uid) if home.first > index]
             stop = min([near, *(first - 1 for first in later)])
-            if index >= member.raft.log.memory_first:
-                entries = member.raft.log.slice(index, stop, SCAN_BYTES)
+            raft_log = member.raft.log
+            if index >= raft_log.memory_first:
+                entries = raft_log.slice(index, stop, SCAN_BYTES) if index <= raft_log.last_index else []
             else:
-                entries = self._from_segments(member, index, stop)
+                entries = self._from_files(member, index, stop, SCAN_BYTES)
             if not entries:
                 # A hole: released and given back, or entries below what this member ever stored.
                 following = [run.first for run in member.segments if run.first > index]
+                following += [run.first for run in member.ring_runs if run.first > index]
                 index = min([last + 1, *later, *following, max(index + 1, member.raft.log.memory_first)])
                 continue
             for entry in entries:
                 yield Located(entry.index, entry.term, entry.data, entry, None)
             index = entries[-1].index + 1
 
-    def _from_segments(self, member: Member, index: int, stop: int) -> list[Entry]:
+    def _from_files(self, member: Member, index: int, stop: int, bytes_max: int) -> list[Entry]:
+        """Return entries from `index` of the one file that has it; none where no file has."""
+        for one in member.ring_runs:
+            if one.first <= index <= one.last:
+                return self._rings.reader(member.uid).entries(index, min(stop, one.last), one.term, bytes_max)
+            if one.first > index:
+                # A segment has nothing of what the ring has.
+                stop = min(stop, one.first - 1)
+                break
         for run in reversed(member.segments):
             if run.first <= index <= run.last:
                 reader = self._segments.reader(run.segment)
-                return reader.entries(member.uid, index, min(stop, run.last), SCAN_BYTES)
+                return reader.entries(member.uid, index, min(stop, run.last), bytes_max)
         return []
 
     async def read(self, member: Member, wanted: Sequence[Wanted], mend: bool = True) -> list[Buffer]:

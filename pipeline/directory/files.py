@@ -1,4 +1,4 @@
-"""WAL files and segments as bytes: heads, batches, records, rows. Which group's log they make up is `groups`.
+"""WAL files, segments and rings as bytes: heads, batches, records, rows. Which group's log they make up is `groups`.
 
 Invariant: everything is opened for reading only; `replay` is the one that a start uses, and it writes nothing. Called
 by `service.check.process`.
@@ -13,7 +13,10 @@ from pathlib import Path
 
 from logyard.engine.disk.door import Disk
 from logyard.engine.entry import Entry
+from logyard.engine.log.meta_rows import RingRun
 from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
+from logyard.engine.log.ring import FOLDER, RingReader, ring_name
+from logyard.engine.log.ring import uid_of as ring_uid
 from logyard.engine.log.segment import HEAD_BYTES, SegmentReader
 from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_name
 from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
@@ -36,6 +39,11 @@ def wal_path(number: int) -> str:
 def segment_path(number: int) -> str:
     """Return the path of a segment, relative to the data directory."""
     return f"segments/{number:016x}{SEGMENT}"
+
+
+def ring_path(uid: int) -> str:
+    """Return the path of a system group's ring, relative to the data directory."""
+    return f"{FOLDER}/{ring_name(uid)}"
 
 
 def check_wal(directory: Path, facts: Facts, report: Report, shapes: bool = True) -> Wal:
@@ -129,7 +137,8 @@ def _leftovers(folder: Path, sizes: dict[int, int], facts: Facts, report: Report
 
 
 class Segments:
-    """The segments of a directory, some of them open. `bad` are the (segment, uid, index) found damaged by `verify`."""
+    """The segments of a directory, some of them open, and its `rings`. `bad` are the (segment, uid, index) found
+    damaged by `verify`; segment 0 is a ring."""
 
     def __init__(self, directory: Path, report: Report) -> None:
         self._directory = directory
@@ -138,6 +147,7 @@ class Segments:
         self._open: OrderedDict[int, SegmentReader | None] = OrderedDict()
         self.bad: set[tuple[int, int, int]] = set()
         self.numbers: list[int] = []
+        self.rings = Rings(directory, report)
         folder = directory / "segments"
         for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
             stem = name.removesuffix(SEGMENT)
@@ -174,6 +184,7 @@ class Segments:
             if reader is not None:
                 reader.close()
         self._open.clear()
+        self.rings.close()
 
     def verify(self, users: dict[int, dict[int, list[tuple[int, int]]]], facts: Facts) -> None:
         """Check every byte that has a checksum. `users`: segment -> uid -> (first, last) that its log needs."""
@@ -242,6 +253,80 @@ class Segments:
             return reader.entries(uid, index, index)
         except (LogyardError, AssertionError, OSError, ValueError):
             return []
+
+
+class Rings:
+    """The rings of system groups in a directory."""
+
+    def __init__(self, directory: Path, report: Report) -> None:
+        self._directory = directory
+        self._report = report
+        self._disk = Disk()
+        self._open: dict[int, RingReader | None] = {}
+        self.uids: list[int] = []
+        folder = directory / FOLDER
+        for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
+            if uid := ring_uid(name):
+                self.uids.append(uid)
+            elif name.endswith(".tmp"):
+                report.orphan(f"{FOLDER}/{name}", "a file that was being made when the process ended")
+            else:
+                report.warning("unknown_file", "this is no ring's name", path=f"{FOLDER}/{name}")
+
+    def reader(self, uid: int) -> RingReader | None:
+        """Return a group's ring, open; None when it is not there or has no head. The first try reports why."""
+        if uid not in self._open:
+            self._open[uid] = None
+            with self._report.guarded("ring", path=ring_path(uid), group=f"{uid:016x}"):
+                self._open[uid] = RingReader(self._disk, str(self._directory / ring_path(uid)), uid)
+        return self._open[uid]
+
+    def close(self) -> None:
+        """Close all of them."""
+        for reader in self._open.values():
+            if reader is not None:
+                reader.close()
+        self._open.clear()
+
+    def verify(self, needed: dict[int, list[RingRun]], facts: Facts, bad: set[tuple[int, int, int]]) -> None:
+        """Check every slot that a log needs, by uid; what is bad goes to `bad`."""
+        report = self._report
+        for uid in sorted({*self.uids, *needed}):
+            path, name = ring_path(uid), facts.name(uid)
+            if uid not in facts.groups or uid in facts.deleted:
+                report.orphan(path, "there is no such group here")
+                continue
+            reader = self.reader(uid)
+            if reader is None:
+                continue
+            report.count("rings")
+            if reader.heads < 2:
+                report.healed("ring", "one of 2 copies of its head is damaged", path=path, group=name)
+            for first, last, term in needed.get(uid, ()):
+                with report.guarded("ring", path=path, group=name):
+                    seen = reader.verify(first, last, term)
+                    report.count("ring_entries", last - first + 1 - len(seen.bad))
+                    for entry in seen.torn:
+                        text = f"one of 2 headers of entry {entry.index} is damaged"
+                        report.healed("ring", text, path=path, group=name)
+                    for index, error in seen.bad.items():
+                        bad.add((0, uid, index))
+                        report.damage("ring", f"entry {index}: {error}", path=path, group=name)
+
+    def entries(self, uid: int, first: int, last: int, term: int) -> Iterator[Entry | int]:
+        """Yield a group's entries in its ring; the bare index where one is damaged or missing."""
+        reader = self.reader(uid)
+        for index in range(first, last + 1):
+            try:
+                yield index if reader is None else reader.find(index, term).entry
+            except (LogyardError, AssertionError, OSError, ValueError):
+                yield index
+
+
+def rings_of(facts: Facts, wal: Wal) -> dict[int, list[RingRun]]:
+    """Return what logs need of rings, as a start would have it."""
+    uids = [uid for uid, state in facts.states.items() if state.extra.get("ring") and uid in facts.groups]
+    return {uid: image_of(uid, facts, wal).ring for uid in uids}
 
 
 def users_of(facts: Facts, wal: Wal) -> dict[int, dict[int, list[tuple[int, int]]]]:

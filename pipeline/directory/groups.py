@@ -28,7 +28,7 @@ from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.protocol.errors import BadRequest, Corrupt, LogyardError
 from logyard.protocol.frame import SYSTEM
 
-from .files import Segments, segment_path, wal_path
+from .files import Segments, ring_path, segment_path, wal_path
 from .report import DAMAGE, UNKNOWN, Report, some
 
 Hole: TypeAlias = tuple[int, int, int]
@@ -105,7 +105,8 @@ class GroupLog:
 
 
 class Placed(NamedTuple):
-    """An entry, None where it is damaged or missing, and the file it belongs to; `segment` is 0 for the WAL."""
+    """An entry, None where it is damaged or missing, and the file it belongs to; `segment` is 0 for the WAL and for the
+    group's ring."""
 
     index: int  # type: ignore[assignment]  # tuple.index is not missed
     entry: Entry | None
@@ -158,10 +159,15 @@ def build_group(uid: int, facts: Facts, wal: Wal, report: Report) -> GroupLog:
 
 
 def in_order(group: GroupLog, segments: Segments) -> Iterator[Placed]:
-    """Yield every entry of the group whose metadata is, or should be, in a segment or in the WAL; rising in index."""
-    for first, last, number in group.image.runs:
-        path = segment_path(number)
-        for found in segments.entries(number, group.spec.uid, first, last):
+    """Yield every entry of the group whose metadata is, or should be, in a segment, its ring or the WAL; rising in
+    index."""
+    uid, terms = group.spec.uid, {run.first: run.term for run in group.image.ring}
+    for first, last, number in group.image.places:
+        if number:
+            path, entries = segment_path(number), segments.entries(number, uid, first, last)
+        else:
+            path, entries = ring_path(uid), segments.rings.entries(uid, first, last, terms[first])
+        for found in entries:
             if isinstance(found, int):
                 yield Placed(found, None, path, number)
             else:
@@ -180,8 +186,8 @@ def _apply(
     expected, before = group.log.first_index, group.log.snapshot_term
     for index, entry, path, number in in_order(group, segments):
         if index < group.log.first_index:
-            # Here a segment is kept for payloads only, and need not have every index.
-            if entry is None and number not in segments.numbers:
+            # Here a segment is kept for payloads only, and need not have every index; a ring has nothing to keep.
+            if entry is None and number and number not in segments.numbers:
                 _extend(holes, index, index, number)
             continue
         _extend(holes, expected, min(index - 1, group.image.flushed), 0)
@@ -207,9 +213,14 @@ def _apply(
     _extend(holes, expected, group.image.flushed, 0)
     spared = [hole for hole in holes if _missing(group, hole, facts, homes, report)]
     if spared:
-        names = some([segment_path(number) if number else "none" for _, _, number in spared])
-        text = f"its checkpoint names segments that are gone; the snapshot covers their entries: {names}"
+        names = some([_file_of(group, number) or "none" for _, _, number in spared])
+        text = f"its checkpoint names files that are gone; the snapshot covers their entries: {names}"
         report.warning("stale_run", text, path="meta", group=group.name)
+
+
+def _file_of(group: GroupLog, segment: int) -> str:
+    """Return the path of a segment, or of the ring that is there in place of them."""
+    return segment_path(segment) if segment else ring_path(group.spec.uid) if group.image.ring else ""
 
 
 def _replay_of(group: GroupLog, report: Report, make: MachineFactory) -> Replay | str:
@@ -234,7 +245,7 @@ def _missing(group: GroupLog, hole: Hole, facts: Facts, homes: Sequence[Home], r
     The snapshot may cover them, but a WAL file that is still a home needs its segment to find what lives in it.
     """
     first, last, number = hole
-    path = segment_path(number) if number else "meta"
+    path = _file_of(group, number) or "meta"
     snapshot = group.snapshot.index if group.snapshot is not None else 0
     stretches: list[Hole] = []
     spared = False

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from logyard.engine.disk.door import Disk
 from logyard.engine.entry import COMMANDS, Entry, Unit, unit_hash, units_of
+from logyard.engine.log.ring import RingReader
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.recovery.inspect import Facts
 from logyard.machines.log import AppendLog
@@ -24,7 +25,7 @@ from logyard.payloads.layout import StoredEntry
 from logyard.protocol.errors import Corrupt, DirectoryInUse, LogyardError, OutOfRange, PayloadError
 
 from ..errors import DataLoss, OptionError
-from .files import Segments, check_wal, segment_path, wal_path
+from .files import Segments, check_wal, ring_path, segment_path, wal_path
 from .generations import Generations
 from .groups import GroupLog, Replay, build_group
 from .lock import held
@@ -197,23 +198,33 @@ class StoppedLog:
         self.machine, self.applied = replay.machine, at
 
     def _hole(self, first: int, last: int) -> Corrupt:
-        where = next((number for low, high, number in self.group.image.runs if low <= first <= high), 0)
-        path = self.node.directory / (segment_path(where) if where else "wal")
+        where = next((number for low, high, number in self.group.image.places if low <= first <= high), -1)
+        path = self.node.directory / (segment_path(where) if where > 0 else "wal" if where else ring_path(self.uid))
         return self.corrupt(path, f"entries {first} to {last} are missing")
 
     def entries(self, first: int, last: int) -> Iterator[Entry]:
-        """Yield entries of the Raft log, rising, from segments and the WAL; holes where it begins later. Raises
-        `Corrupt`."""
+        """Yield entries of the Raft log, rising, from segments, its ring and the WAL; holes where it begins later.
+        Raises `Corrupt`."""
         group = self.group
-        for low, high, number in group.image.runs:
+        terms = {run.first: run.term for run in group.image.ring}
+        for low, high, number in group.image.places:
             at, stop = max(first, low), min(last, high, group.image.flushed)
             while at <= stop:
-                chunk = self._segment(number).entries(self.uid, at, stop, SCAN_BYTES)
+                if number:
+                    chunk = self._segment(number).entries(self.uid, at, stop, SCAN_BYTES)
+                else:
+                    chunk = self._ring().entries(at, stop, terms[low], SCAN_BYTES)
                 yield from chunk
                 at = chunk[-1].index + 1 if chunk else stop + 1
         if group.log.entries:
             base = group.log.entries[0].index
             yield from group.log.entries[max(0, first - base) : max(0, last + 1 - base)]
+
+    def _ring(self) -> RingReader:
+        reader = self.node.segments.rings.reader(self.uid)
+        if reader is None:
+            raise self.corrupt(self.node.directory / ring_path(self.uid), "it is missing or has no readable head")
+        return reader
 
     def _segment(self, number: int) -> SegmentReader:
         reader = self.node.segments.reader(number)

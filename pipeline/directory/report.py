@@ -23,8 +23,8 @@ HEALED = "healed"
 CAP = 20
 """Findings of one kind for one group and file that are listed; the rest is counted."""
 COUNTS = (
-    "groups", "wal_files", "wal_batches", "wal_entries", "segments", "segment_entries", "snapshots", "generations",
-    "units", "bytes",
+    "groups", "wal_files", "wal_batches", "wal_entries", "segments", "segment_entries", "rings", "ring_entries",
+    "snapshots", "generations", "units", "bytes",
 )  # fmt: skip
 
 Finding: TypeAlias = dict[str, str]

@@ -17,7 +17,7 @@ from typing import Any
 from logyard.engine.recovery.incarnation import MARK
 from logyard.engine.recovery.inspect import Facts
 from logyard.machines.registry import create_machine
-from logyard.pipeline.directory.files import Segments, check_wal, users_of
+from logyard.pipeline.directory.files import Segments, check_wal, rings_of, users_of
 from logyard.pipeline.directory.generations import Generations
 from logyard.pipeline.directory.groups import check_group
 from logyard.pipeline.directory.meta import read_meta
@@ -63,6 +63,7 @@ def inspect(directory: Path, skip: frozenset[str], tell: Tell, make: MachineFact
     groups: list[dict[str, Any]] = []
     try:
         segments.verify(users_of(facts, wal), facts)
+        segments.rings.verify(rings_of(facts, wal), facts, segments.bad)
         generations.verify(facts)
         for position, uid in enumerate(sorted(facts.groups)):
             report.progress("groups", position, len(facts.groups))

@@ -1,5 +1,5 @@
-"""``python -m tests.crash [--states N] [--wal-states N] [--seed S] [--steps K] [--json]``: recover what power cuts
-could have left.
+"""``python -m tests.crash [--states N] [--wal-states N] [--seed S] [--steps K] [--around PATH] [--json]``: recover what
+power cuts could have left.
 
 A node's whole life is recorded as the kernel sees it (strace, LMDB included), the log's as the disk door sees it;
 behind every event the states that a cut there may leave are made, and the real recovery must bring back what was
@@ -24,9 +24,12 @@ def main() -> int:
     parser.add_argument("--wal-states", type=int, default=5000, help="of the log alone")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=60, help="of each of a node's two lives")
+    parser.add_argument(
+        "--around", default="", help="of nodes only what is soon behind a call about such files: rings/"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    row = run(given.states, given.wal_states, given.seed, given.steps).row()
+    row = run(given.states, given.wal_states, given.seed, given.steps, given.around).row()
     if given.json:
         print(json.dumps(row))
     else:

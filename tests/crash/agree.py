@@ -81,6 +81,8 @@ def _different(member: Member, image: Image, make: Make, node: int) -> Iterator[
     runs = [run for run in image.runs if run in member.segments or run.last > image.log.snapshot_index]
     if runs != member.segments:
         yield f"runs: {member.segments} at the start, {image.runs} in the stopped directory"
+    if image.ring != member.ring:
+        yield f"ring: {member.ring} at the start, {image.ring} in the stopped directory"
 
 
 def _of_log(log: RaftLog) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import shutil
 import sys
 import tempfile
@@ -14,14 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from logyard.engine.log.record import DATA_START
+from logyard.engine.log.ring import FOLDER, Geometry
+
 from .events import CREATE, RENAME, SIZE, SYNC, SYNC_DIRECTORY, UNLINK, WRITE, Event
 from .states import crash_states
 from .trace import available, read_trace, run_traced
 from .verify import expectations, verify
 from .wal import Story
+from .workload import CONFIG
 
 WAL_BATCHES = 40
 VARIANTS = 4
+NEAR = 16
+"""Events behind a call: what is committed because of it comes soon."""
+CUTS = 0.2
+"""Of those, how many are looked at."""
 KEPT = 10
 """Violations that are spelt out."""
 
@@ -33,6 +42,8 @@ class Counts:
     node_states: int = 0
     wal_states: int = 0
     events: int = 0
+    wraps: int = 0
+    """How often a ring was written to behind its last slot, and from its first on again."""
     traced: bool = False
     door_differs: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -41,7 +52,7 @@ class Counts:
         """For people and machines."""
         return {
             "states": self.node_states + self.wal_states, "node_states": self.node_states,
-            "wal_states": self.wal_states, "events": self.events, "traced": self.traced,
+            "wal_states": self.wal_states, "events": self.events, "wraps": self.wraps, "traced": self.traced,
             "door_differs": self.door_differs, "violations": self.violations,
         }  # fmt: skip
 
@@ -96,15 +107,20 @@ def judge_wal(told: Path, state: dict[str, bytes | None], done: int, begun: int)
     return story.judge(state, done, begun, told.parent / f"worker-{os.getpid()}")
 
 
-def check_node(pool: ProcessPoolExecutor, root: Path, seed: int, steps: int, most: int, counts: Counts) -> None:
-    """Up to `most` states of nodes' lives; the first one also compares the door with the kernel."""
+def check_node(
+    pool: ProcessPoolExecutor, root: Path, seed: int, steps: int, most: int, counts: Counts, around: str = ""
+) -> None:
+    """Up to `most` states of nodes' lives; with `around` one cut of a few soon behind calls about such files, so that
+    whole lives are looked at. The door is compared with the kernel."""
 
     def jobs() -> Iterator[tuple[str, Future[Any]]]:
         number = 0
         for life in range(seed, seed + 1000):
             events = record(root, life, steps, counts)
             counts.events += len(events)
-            for at, state in crash_states(events, life, VARIANTS):
+            counts.wraps += wraps(events)
+            near = close_to(events, around, random.Random(f"{life} cuts"))
+            for at, state in crash_states(events, life, VARIANTS, wanted=near.__contains__ if around else None):
                 if number >= most:
                     return
                 number += 1
@@ -112,6 +128,27 @@ def check_node(pool: ProcessPoolExecutor, root: Path, seed: int, steps: int, mos
                 yield what, pool.submit(judge_node, root, state, expectations(events, at))
 
     drain(jobs(), counts, "node_states")
+
+
+def close_to(events: list[Event], path: str, draw: random.Random) -> set[int]:
+    """How many events there are at some cuts behind a call about files whose path begins so, or soon after."""
+    found: set[int] = set()
+    for number, event in enumerate(events, 1):
+        if event.path.startswith(path):
+            found.update(range(number, number + NEAR))
+    return {number for number in sorted(found) if draw.random() < CUTS}
+
+
+def wraps(events: list[Event]) -> int:
+    """How often rings were wrapped: a header's place lies before that of the last one."""
+    first_slot = Geometry(CONFIG.ring_slots, CONFIG.ring_slot_bytes).slot_at(0)
+    at: dict[str, int] = {}
+    found = 0
+    for event in events:
+        if event.kind == WRITE and event.path.startswith(f"{FOLDER}/") and DATA_START <= event.offset < first_slot:
+            found += event.offset < at.get(event.path, 0)
+            at[event.path] = event.offset
+    return found
 
 
 def judge_node(root: Path, state: dict[str, bytes | None], want: Any) -> str:
@@ -158,15 +195,15 @@ def differences(door: list[Event], kernel: list[Event]) -> list[str]:
     return wrong
 
 
-def run(states: int, wal_states: int, seed: int, steps: int) -> Counts:
-    """Everything. BLOCKING."""
+def run(states: int, wal_states: int, seed: int, steps: int, around: str = "") -> Counts:
+    """Everything. `around`: of nodes only what is soon behind a call about files whose path begins so. BLOCKING."""
     counts = Counts(traced=available())
     root = Path(tempfile.mkdtemp(prefix="logyard-crash-", dir=place()))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         try:
             check_wal(pool, root, seed, wal_states, counts)
             if counts.traced:
-                check_node(pool, root, seed, steps, states, counts)
+                check_node(pool, root, seed, steps, states, counts, around)
         except BrokenProcessPool:
             counts.violations.append("a recovery killed its process")
     if not counts.violations:

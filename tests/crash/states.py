@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import xxhash
@@ -227,16 +227,21 @@ def materialise(state: dict[str, bytes | None], root: Path) -> None:
 
 
 def crash_states(
-    events: list[Event], seed: int, variants: int, since: int = 0
+    events: list[Event],
+    seed: int,
+    variants: int,
+    since: int = 0,
+    wanted: Callable[[int], bool] | None = None,
 ) -> Iterator[tuple[int, dict[str, bytes | None]]]:
     """Different states, each with the number of events that were asked for before the cut: behind every event from
-    `since` on everything, nothing, and `variants` drawn subsets of what was not synced."""
+    `since` on (and `wanted`, by that number) everything, nothing, and `variants` drawn subsets of what was not
+    synced."""
     model = Model()
     draw = random.Random(f"{seed} states")
     seen: set[int] = set()
     for number, event in enumerate(events, 1):
         model.take(event)
-        if number <= since or event.kind == MARK:
+        if number <= since or event.kind == MARK or (wanted is not None and not wanted(number)):
             continue
         choices: list[tuple[random.Random | None, float]] = [(None, 1.0)]
         if not model.idle():

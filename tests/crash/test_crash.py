@@ -20,7 +20,7 @@ from .events import CREATE, RENAME, SIZE, SYNC, SYNC_DIRECTORY, THROUGH, UNLINK,
 from .run import judge_node, run
 from .states import SECTOR, Model, crash_states
 from .trace import available, read_trace
-from .verify import Expected, judge
+from .verify import Expected, judge, judge_notes
 from .wal import Story
 from .workload import CONFIG, body
 
@@ -144,6 +144,14 @@ def test_a_start_and_a_reader_of_the_stopped_directory_agree_on_crash_states() -
     assert found.node_states == 30 and found.violations == []
 
 
+def test_the_judge_knows_what_a_system_group_lost_or_made_up() -> None:
+    assert judge_notes([b"1", b"2", b"4"], {1, 2, 3, 4}, {1: 1, 2: 2}) == []
+    assert "2 was acknowledged" in judge_notes([b"1"], {1, 2}, {2: 2})[0]
+    assert "nobody wrote" in judge_notes([b"9"], {1}, {})[0]
+    assert "not in order" in judge_notes([b"2", b"1"], {1, 2}, {})[0]
+    assert "not in order" in judge_notes([b"1", b"1"], {1, 2}, {})[0]
+
+
 async def test_where_they_do_not_agree_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_system(tmp_path / "data", CONFIG) as system:
         log = await system.start_group("log", AppendLog())
@@ -168,3 +176,4 @@ def test_crash_states_of_a_whole_node() -> None:
     found = run(states=150, wal_states=300, seed=11, steps=8)
     assert found.node_states == 150 and found.wal_states == 300 and found.traced
     assert found.violations == [] and found.door_differs == []
+    assert found.wraps, "the ring of a system group is full more than once in these lives"

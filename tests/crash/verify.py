@@ -18,11 +18,13 @@ import trio
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import LogyardError
 from logyard.service import embedded
+from tests.inside import engine_of
+from tests.notes import Notes, machines
 
 from .agree import disagreements
 from .events import MARK, Event
 from .states import materialise
-from .workload import CONFIG, body
+from .workload import CONFIG, MACHINES, body
 
 PATIENCE_S = 20.0
 
@@ -54,10 +56,12 @@ class Expected:
             self.leaving.add(log)
         elif row.get("done") == "delete":
             self.gone.add(log)
-        elif row.get("do") == "append":
+        elif row.get("do") in ("append", "note"):
             self.asked[log].add(row["number"])
         elif row.get("done") == "append":
             self.acknowledged[log][row["offset"]] = row["number"]
+        elif row.get("done") == "note":
+            self.acknowledged[log][row["number"]] = row["number"]
         elif row.get("do") == "truncate":
             self.start_most[log] = max(self.start_most[log], row["before"])
         elif row.get("done") == "truncate":
@@ -85,7 +89,7 @@ async def examine(path: Path, want: Expected, again: bool, extra: dict[str, int]
     """Open the directory; what is wrong. `extra`: records that an earlier examination appended."""
     wrong: list[str] = []
     with trio.fail_after(PATIENCE_S):
-        async with embedded.open_system(path, CONFIG) as system:
+        async with embedded.open_system(path, CONFIG, machines=MACHINES) as system:
             there = {str(row["name"]) for row in system.groups()}
             wrong += [f"{name} is not there" for name in sorted(want.made - want.leaving - there)]
             wrong += [f"{name} is there again" for name in sorted(want.gone & there)]
@@ -96,6 +100,9 @@ async def examine(path: Path, want: Expected, again: bool, extra: dict[str, int]
             for name in sorted(there & want.asked.keys()):
                 if name in want.leaving:
                     continue
+                if name.startswith("_"):
+                    wrong += [f"{name}: {found}" for found in await examine_notes(system, name, want, again, extra)]
+                    continue
                 log = await system.start_group(name, AppendLog())
                 start, payloads = await contents(system, log)
                 wrong += [f"{name}: {found}" for found in judge(name, start, payloads, want, extra.get(name))]
@@ -104,6 +111,30 @@ async def examine(path: Path, want: Expected, again: bool, extra: dict[str, int]
             if (damage := (await system.status())["damage"]) and any(damage.values()):
                 wrong.append(f"damage after a mere crash: {damage}")
     return wrong
+
+
+async def examine_notes(
+    system: embedded.EmbeddedSystem, name: str, want: Expected, again: bool, extra: dict[str, int]
+) -> list[str]:
+    """What is wrong with a system group; one more command goes to it."""
+    await system.start_group(name, Notes())
+    machine = engine_of(system).member(name).machine
+    assert isinstance(machine, Notes)
+    wrong = judge_notes(machine.notes[: extra.get(name)], want.asked[name], want.acknowledged[name])
+    if name in extra and machine.notes[extra[name] :] != [b"after"]:
+        wrong.append("what the first recovery added is not there")
+    if not again:
+        extra[name] = len(machine.notes)
+        await system.machine(name).command(b"after")
+    return wrong
+
+
+def judge_notes(notes: list[bytes], asked: set[int], acknowledged: dict[int, int]) -> list[str]:
+    """What is wrong with the content of a system group. Its commands came one after the other."""
+    numbers = [int(one.rstrip(b"\0")) for one in notes]
+    wrong = [f"{number} is there, which nobody wrote" for number in sorted(set(numbers) - asked)]
+    wrong += [f"{number} was acknowledged and is not there" for number in sorted(acknowledged.keys() - set(numbers))]
+    return wrong if numbers == sorted(set(numbers)) else [*wrong, f"they are not in order: {numbers}"]
 
 
 def judge(name: str, start: int, payloads: list[bytes], want: Expected, extra: int | None) -> list[str]:
@@ -139,7 +170,7 @@ def verify(state: dict[str, bytes | None], want: Expected, root: Path) -> list[s
     for again in (False, True):
         try:
             if not again and (root / "meta").is_dir():
-                wrong += trio.run(disagreements, root, root.with_name(f"{root.name}-copy"), CONFIG)
+                wrong += trio.run(disagreements, root, root.with_name(f"{root.name}-copy"), CONFIG, machines)
             wrong += trio.run(examine, root, want, again, extra)
         except (LogyardError, ExceptionGroup, OSError, trio.TooSlowError, AssertionError) as error:
             inner = error.exceptions[0] if isinstance(error, ExceptionGroup) else error

@@ -1,7 +1,8 @@
 """A node's life in a few seconds, run under strace: ``python -m tests.crash.workload DIRECTORY SEED STEPS [EVENTS]``.
 
-Appends of all sizes, truncations, snapshots, migrations, groups that come and go, and a restart in the middle. What it
-is about to do and what is done it writes to DIRECTORY.marks, one JSON object a line: both are part of the trace.
+Appends of all sizes, truncations, snapshots, migrations, groups that come and go, system groups whose rings wrap, and
+a restart in the middle. What it is about to do and what is done it writes to DIRECTORY.marks, one JSON object a line:
+both are part of the trace.
 With EVENTS the disk door records too, as `recorder` does it, into that file.
 """
 
@@ -22,14 +23,18 @@ from logyard.engine.config import SystemConfig
 from logyard.engine.disk.door import Disk
 from logyard.machines.log import AppendLog
 from logyard.service import embedded, node
+from tests.inside import engine_of
+from tests.notes import KIND, NAME, SLOTS, Notes
 
 from .recorder import RecordingDisk
 
 CONFIG = SystemConfig(
     wal_file_bytes=1 << 20, wal_batch_bytes=64 << 10, wal_stock_files=1, disk_reserve_bytes=0,
     generation_bytes=16 << 20, snapshot_entries=16, tick_ms=5, hibernate_after_ms=600_000, disk_probe_ms=60_000,
+    ring_slots=SLOTS,
 )  # fmt: skip
 """Nothing falls asleep; what is created asleep stays so until it is used."""
+MACHINES = {KIND: Notes}
 BATCH = 12
 SIZES = (0, 5, 100, 3000, 20_000, 90_000)
 
@@ -52,7 +57,9 @@ class Script:
         self.asleep: list[str] = []
         """Of batches, those that nobody used yet."""
         self.greedy = False
-        """Only appends, until something is full."""
+        """Only appends and notes, until something is full."""
+        self.noted = ""
+        """The system group that there is."""
 
     def mark(self, **what: object) -> None:
         """A line among the marks, in one write."""
@@ -60,7 +67,7 @@ class Script:
 
     async def life(self, steps: int) -> None:
         """Open, do `steps` things, close."""
-        async with embedded.open_system(self.path, CONFIG) as system:
+        async with embedded.open_system(self.path, CONFIG, machines=MACHINES) as system:
             logs: dict[str, embedded.EmbeddedLog] = {}
             for name in list(self.ends):
                 logs[name] = await system.start_group(name, AppendLog())
@@ -70,6 +77,8 @@ class Script:
     async def step(self, system: embedded.EmbeddedSystem, logs: dict[str, embedded.EmbeddedLog]) -> None:
         """One thing."""
         chance = 1.0 if self.greedy else self.draw.random()
+        if self.draw.random() < 0.4:
+            await self.note(system)
         if len(logs) < 2 or (chance < 0.04 and len(logs) < 5):
             name = f"log-{self.number}-{len(logs)}"
             self.mark(do="create", log=name)
@@ -102,6 +111,30 @@ class Script:
             async with trio.open_nursery() as nursery:
                 for one in self.draw.sample(sorted(logs), self.draw.randint(1, 2)):
                     nursery.start_soon(self.append, one, logs[one])
+
+    async def note(self, system: embedded.EmbeddedSystem) -> None:
+        """Some commands of a system group, whose WAL file may be full by then; now and then the group is another."""
+        if self.noted and not self.greedy and self.draw.random() < 0.05:
+            self.mark(do="delete", log=self.noted)
+            await system.delete_group(self.noted)
+            self.mark(done="delete", log=self.noted)
+            self.noted = ""
+        if not self.noted:
+            self.number += 1
+            self.noted = f"{NAME}-{self.number}"
+            self.mark(do="create", log=self.noted)
+            await system.start_group(self.noted, Notes())
+            self.mark(done="create", log=self.noted)
+        for _ in range(self.draw.randint(1, 6)):
+            self.number += 1
+            number = self.number
+            self.mark(do="note", log=self.noted, number=number)
+            await system.machine(self.noted).command(b"%d" % number + bytes(self.draw.choice((0, 0, 200, 5000))))
+            self.mark(done="note", log=self.noted, number=number)
+        if self.draw.random() < 0.5:
+            janitor = engine_of(system).storage.janitor
+            async with janitor.lock:
+                await janitor.roll()
 
     async def create_batch(self, system: embedded.EmbeddedSystem) -> None:
         """Many at once."""

@@ -13,11 +13,12 @@ import msgpack
 from pyroaring import BitMap
 
 from logyard.engine.disk.door import Disk
-from logyard.engine.entry import CONFIGURATION, Entry, build_commands, build_plain
+from logyard.engine.entry import CONFIGURATION, NOOP, Entry, build_commands, build_plain
 from logyard.engine.log.manifest_files import FOLDER, ManifestFiles
 from logyard.engine.log.meta_copies import seal
 from logyard.engine.log.meta_rows import SnapshotRow
 from logyard.engine.log.record import BLOCK, DATA_START
+from logyard.engine.log.ring import Geometry, make_ring, write_slots
 from logyard.engine.log.segment import write_segment
 from logyard.engine.log.wal import Wal, WalConfig, WalItem
 from logyard.engine.log.wal_files import wal_name
@@ -36,6 +37,8 @@ WAL = HERE / "wal-1.bin"
 SEGMENT = HERE / "segment-1.bin"
 ROWS = HERE / "rows-1.bin"
 """Contents of meta rows: snapshots of format 1 and 2, an intent, a group's homes."""
+RING = HERE / "ring-1.bin"
+"""A system group's ring of two slots."""
 MANIFEST = HERE / "manifest-1.bin"
 """The file of a system group's snapshot."""
 SALT = 0x0123456789ABCDEF
@@ -88,6 +91,21 @@ def segment_bytes() -> bytes:
         return path.read_bytes()
 
 
+def ring_entries() -> list[Entry]:
+    """What is in the ring: an entry that never had a payload, and one without its own."""
+    return [build_plain(8, 3, NOOP, 1_700_000_000_000, b""), entries()["dead"]]
+
+
+def ring_bytes() -> bytes:
+    """The ring of a group."""
+    shape = Geometry(2, BLOCK)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "ring"
+        make_ring(Disk(), str(path), MAIL, shape)
+        write_slots(Disk(), str(path), MAIL, shape, ring_entries())
+        return path.read_bytes()
+
+
 def snapshot_bytes(inline_bytes: int) -> bytes:
     """A snapshot's manifest: format 1 with its sections inline, format 2 with one of them beside it."""
     liveness = Liveness(3, 1)
@@ -124,6 +142,7 @@ def main() -> None:
     ROWS.write_bytes(msgpack.packb([snapshot_bytes(1 << 62), snapshot_bytes(1000), intent_row(), homes_row()]))
     WAL.write_bytes(wal_bytes())
     SEGMENT.write_bytes(segment_bytes())
+    RING.write_bytes(ring_bytes())
     MANIFEST.write_bytes(manifest_bytes())
 
 

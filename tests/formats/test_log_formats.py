@@ -8,7 +8,10 @@ import msgpack
 import xxhash
 
 from logyard.engine.disk.door import Disk
+from logyard.engine.entry import NOOP
 from logyard.engine.log.manifest_files import ManifestFiles
+from logyard.engine.log.record import BLOCK
+from logyard.engine.log.ring import Geometry, RingReader
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.log.wal_files import wal_name
 from logyard.engine.snapshot.format import decode
@@ -22,6 +25,7 @@ from .regenerate import (
     MAIL,
     MANIFEST,
     ORDERS,
+    RING,
     ROWS,
     SEGMENT,
     WAL,
@@ -29,6 +33,7 @@ from .regenerate import (
     homes_row,
     intent_row,
     manifest_bytes,
+    ring_bytes,
     segment_bytes,
     snapshot_bytes,
     wal_bytes,
@@ -64,6 +69,17 @@ def test_an_old_segment_is_read(tmp_path: Path) -> None:
     assert [entry.data for entry in reader.entries(ORDERS, 1, 2)] == [made["configuration"].data, made["commands"].data]
     dead = reader.entries(MAIL, 9, 9)[0]
     assert (dead.tombstone, dead.file, dead.bodies) == (12, 0, None)
+    reader.close()
+
+
+def test_the_ring_is_written_byte_for_byte_and_read() -> None:
+    assert ring_bytes() == RING.read_bytes()
+    reader = RingReader(Disk(), str(RING), MAIL)
+    assert (reader.heads, reader.geometry) == (2, Geometry(2, BLOCK))
+    first, dead = reader.find(8, 3), reader.find(9, 3)
+    assert first.whole and dead.whole and first.entry.kind == NOOP
+    made = entries()["dead"]
+    assert (dead.entry.data, dead.entry.tombstone, dead.entry.bodies, dead.entry.file) == (made.data, 12, None, 0)
     reader.close()
 
 

@@ -11,12 +11,13 @@ import msgpack
 
 from logyard.engine.disk.door import Disk
 from logyard.engine.entry import unit_hash, units_of
+from logyard.engine.log.ring import RingReader
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.log.wal_files import wal_name
 from logyard.engine.snapshot.format import decode
 from logyard.protocol.errors import LogyardError, PayloadError
 from tests.engine.log.model import Memory, recover
-from tests.formats.regenerate import MAIL, ORDERS, ROWS, SEGMENT, WAL, entries
+from tests.formats.regenerate import MAIL, ORDERS, RING, ROWS, SEGMENT, WAL, entries, ring_entries
 
 Spoil = tuple[str, int]
 """("bit", which) or ("cut", length)."""
@@ -118,6 +119,31 @@ class SegmentJudge:
             reader.close()
 
 
+class RingJudge:
+    """Reads a spoilt ring, of which a row names both entries."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "ring"
+        self.known = {entry.index: (entry.term, entry.data, entry.tombstone) for entry in ring_entries()}
+
+    def __call__(self, data: bytes, cut: bool) -> str:
+        """See `Judge`."""
+        self.path.write_bytes(data)
+        try:
+            reader = RingReader(Disk(), str(self.path), MAIL)
+        except LogyardError:
+            return ""
+        try:
+            seen = reader.verify(8, 9, 3)
+            for index in {8, 9} - seen.bad.keys():
+                entry = reader.find(index, 3).entry
+                if (entry.term, entry.data, entry.tombstone) != self.known[index]:
+                    return f"entry {index} is not what was written"
+            return "" if seen.bad or seen.torn or reader.heads < 2 else "same"
+        finally:
+            reader.close()
+
+
 def judge_manifest(data: bytes, cut: bool) -> str:
     """See `Judge`."""
     want = decode(msgpack.unpackb(ROWS.read_bytes())[0], ORDERS)
@@ -153,5 +179,6 @@ def targets(directory: Path) -> dict[str, tuple[bytes, Judge]]:
     return {
         "wal": (WAL.read_bytes(), WalJudge(wal)),
         "segment": (SEGMENT.read_bytes(), SegmentJudge(directory)),
+        "ring": (RING.read_bytes(), RingJudge(directory)),
         "manifest": (msgpack.unpackb(ROWS.read_bytes())[0], judge_manifest),
     }

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import msgpack
 
 from logyard.engine.entry import parse_entry
+from logyard.engine.log.record import BLOCK
+from logyard.engine.log.ring import HEAD_BYTES, Geometry, parse_head, parse_header
 from logyard.engine.snapshot.format import decode as decode_snapshot
 from logyard.engine.transport import codec, frame
 from logyard.engine.transport.config import TransportConfig
@@ -34,7 +36,7 @@ from logyard.service.config import build_config
 from logyard.service.writer.wire import HEAD, WireBroken, decode_head, decode_header
 from logyard.testing import Command, Refused, Rehearsal, Wait
 from tests.engine.transport.recorder import append, make_entry, reply
-from tests.formats.regenerate import ORDERS, ROWS, entries
+from tests.formats.regenerate import MAIL, ORDERS, RING, ROWS, entries
 
 LONGEST = 1 << 16
 SEPARATOR = b"\xfe\xff\xfe"
@@ -185,9 +187,26 @@ def targets() -> list[Target]:
         Target("snapshot", lambda data: decode_snapshot(data, ORDERS), (manifest,), (LogyardError,)),
         Target("live set", decode_live_set, (live_set(),), (PayloadError,)),
         Target("configuration", configuration, (toml,), ours),
+        *ring_targets(),
         *peer_targets(),
         *client_targets(),
         *machine_targets(),
+    ]
+
+
+def ring_head(data: bytes) -> object:
+    """The head of a ring."""
+    return parse_head(data, "a ring")
+
+
+def ring_targets() -> list[Target]:
+    """What lies in a ring of system groups: heads, and headers in both of their places."""
+    whole, shape = RING.read_bytes(), Geometry(2, BLOCK)
+    at, copy = shape.header_at(8), shape.copy_at(8)
+    return [
+        Target("ring head", ring_head, (whole[:BLOCK], whole[:HEAD_BYTES]), (LogyardError,)),
+        Target("ring header", lambda data: parse_header(data, MAIL, at), (whole[at : at + 64],), ()),
+        Target("ring copy", lambda data: parse_header(data, MAIL, copy), (whole[copy : copy + 64],), ()),
     ]
 
 

@@ -31,10 +31,10 @@ def test_any_bytes_are_refused_with_a_typed_error_or_read(target: Target, data: 
     assert attempt(target, mutate(random.Random(seed), target)) == ""
 
 
-@pytest.mark.parametrize(("name", "step"), [("wal", 151), ("segment", 7), ("manifest", 3)])
+@pytest.mark.parametrize(("name", "step"), [("wal", 151), ("segment", 7), ("ring", 61), ("manifest", 3)])
 def test_spoilt_golden_files_are_detected_and_never_served(tmp_path: Path, name: str, step: int) -> None:
     data, judge = golden.targets(tmp_path / "golden")[name]
-    cuts = range(0, len(data), 97 if name == "wal" else 1)
+    cuts = range(0, len(data), 97 if name in ("wal", "ring") else 1)
     tried, _, wrong = golden.sweep(name, data, judge, range(0, 8 * len(data), step), cuts)
     assert wrong == [] and tried > 1500
 

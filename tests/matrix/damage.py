@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from logyard.engine.disk.door import Disk
 from logyard.engine.log.record import ENTRY_RECORD, RECORD
+from logyard.engine.log.ring import FOLDER, RingReader, ring_name
 from logyard.engine.log.segment import HEAD, HEAD_BYTES, ROW, ROW_BYTES
 from logyard.engine.log.wal_files import wal_epochs, wal_name
 
@@ -40,6 +42,11 @@ def wal_files(data: Path) -> list[Path]:
 def segments(data: Path) -> list[Path]:
     """Of a node, oldest first."""
     return sorted((data / "segments").glob("*.seg"))
+
+
+def ring(data: Path, uid: int) -> Path:
+    """A system group's."""
+    return data / FOLDER / ring_name(uid)
 
 
 def generations(data: Path) -> list[Path]:
@@ -92,6 +99,20 @@ def wal_records(path: Path, uid: int) -> list[Place]:
                 found.append(Place(path, start + RECORD.size + length // 2))
         at = image.find(owner, at + 1)
     return found
+
+
+def ring_slots(path: Path, uid: int, runs: list[dict[str, int]]) -> list[Place]:
+    """The middles of the metadata of entries that a ring has, by what its node says of it."""
+    reader = RingReader(Disk(), str(path), uid)
+    try:
+        found = [
+            (reader.geometry.slot_at(index), reader.find(index, run["term"]).entry)
+            for run in runs
+            for index in range(run["first"], run["last"] + 1)
+        ]
+        return [Place(path, at + len(entry.data) // 2) for at, entry in found]
+    finally:
+        reader.close()
 
 
 def spoil(place: Place, fault: str) -> None:

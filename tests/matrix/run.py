@@ -44,6 +44,8 @@ class Trial:
         """All of it; what goes wrong is a problem of the cell."""
         began, stage, cell, result = time.monotonic(), self.stage, self.cell, self.result
         try:
+            # A system group's log lies in a ring.
+            name = f"_{name}" if cell.kind == "ring" else name
             stage.prepare(name, result.victim, cell.role == "leader", cell.kind == "snapshot")
             if cell.fault == "stale copy":
                 self.remember()
@@ -87,7 +89,7 @@ class Trial:
     def places(self, live: bool) -> list[Place]:
         """Where to hit this kind on the victim."""
         stage, kind = self.stage, self.cell.kind
-        data, uid = stage.data, int(stage.yard.describe(stage.name)["uid"])
+        data, uid = stage.data, self.uid
         rows = sorted(stage.acknowledged)
         if kind == "wal" and live:
             # A payload at home in a sealed file.
@@ -103,6 +105,9 @@ class Trial:
             path = damage.segment_entries(damage.segments(data), uid)[-1].path
             index = damage.index_of(path)
             return [Place(path, index + self.draw.randrange(0, path.stat().st_size - index - 8))]
+        if kind == "ring":
+            found = damage.ring_slots(damage.ring(data, uid), uid, stage.ring())
+            return [self.draw.choice(found)]
         if kind == "generation":
             payload = stage.acknowledged[rows[5]][1]
             return damage.find(damage.generations(data), payload[1000:1100])[-1:]
@@ -120,9 +125,9 @@ class Trial:
             file.seek(max(0, place.offset - 4096))
             return file.read(8192).count(b"key ") > 4
 
-    def hit(self, live: bool) -> None:
+    def hit(self, live: bool, places: list[Place] | None = None) -> None:
         """Do the damage."""
-        places = self.places(live)
+        places = self.places(live) if places is None else places
         if self.cell.fault == "truncation":
             # All that comes behind goes with the first of a file.
             places = [min(one for one in places if one.path == path) for path in {place.path for place in places}]
@@ -146,10 +151,14 @@ class Trial:
         self.judge()
         self.surely(stage.fill)
         self.surely(stage.snapshot)
+        if self.cell.kind == "ring":
+            stage.ringed()
         stage.write(LAST_WORDS)
         stage.stored()
+        # Of a ring the node itself says what it needs.
+        places = self.places(live=False) if self.cell.kind == "ring" else None
         stage.kill()
-        self.hit(live=False)
+        self.hit(live=False, places=places)
         self.begin("stopped")
 
     def tell(self, when: str, found: dict[str, object]) -> None:
@@ -223,6 +232,11 @@ class Trial:
             wait(decided, "the victim is live, or ended")
         return stage.ended() is not None
 
+    @property
+    def uid(self) -> int:
+        """Of the cell's group."""
+        return int(self.stage.yard.describe(self.stage.name)["uid"])
+
     # An older state of a file
 
     def targets(self) -> list[Path]:
@@ -231,6 +245,7 @@ class Trial:
         return {
             "wal": lambda: damage.wal_files(data)[-1:], "segment": lambda: damage.segments(data)[-1:],
             "segment index": lambda: damage.segments(data)[-1:], "snapshot": lambda: damage.environments(data),
+            "ring": lambda: [damage.ring(data, self.uid)],
             "meta": lambda: damage.environments(data)[:1], "generation": lambda: damage.generations(data)[-1:],
             "config": lambda: [self.stage.cluster.nodes[self.stage.victim].config_path],
         }[kind]()  # fmt: skip
@@ -247,7 +262,9 @@ class Trial:
         stage, kind = self.stage, self.cell.kind
         remembered = self.targets()
         stage.write(LAST_WORDS)
-        if kind not in ("wal",):
+        if kind == "ring":
+            stage.ringed()
+        elif kind != "wal":
             stage.fill()
             stage.yard.snapshot([stage.name], stage.victim)
         if kind == "generation":
@@ -281,6 +298,7 @@ class Trial:
         paths = {
             "wal": lambda: damage.wal_files(stage.data), "segment": lambda: damage.segments(stage.data),
             "segment index": lambda: damage.segments(stage.data)[:1],
+            "ring": lambda: [damage.ring(stage.data, self.uid)],
             "snapshot": lambda: damage.environments(stage.data), "meta": lambda: damage.environments(stage.data)[:1],
             "generation": lambda: damage.generations(stage.data),
         }[kind]()  # fmt: skip
@@ -305,7 +323,8 @@ class Trial:
         new = [stage.data / "segments" / f"{number:016x}.seg.tmp" for number in numbers]
         paths = {
             "wal": [stage.data / "wal" / f"{number:016x}.wal" for number in numbers],
-            "segment": new, "segment index": new, "snapshot": damage.environments(stage.data),
+            "segment": new, "segment index": new, "ring": [damage.ring(stage.data, self.uid)],
+            "snapshot": damage.environments(stage.data),
             "meta": damage.environments(stage.data)[:1], "generation": damage.next_generations(stage.data),
         }[kind]  # fmt: skip
         if kind == "wal" and error == "ENOSPC":
@@ -344,7 +363,9 @@ class Trial:
             try:
                 if self.cell.kind == "snapshot":
                     stage.yard.snapshot([stage.name], stage.victim)
-                elif self.cell.kind == "generation":
+                elif self.cell.kind in ("generation", "ring"):
+                    if self.cell.kind == "ring":
+                        stage.release()
                     stage.yard.compact(stage.victim)
             except LogyardError as error:
                 stage.refused[error.code] = stage.refused.get(error.code, 0) + 1

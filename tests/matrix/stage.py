@@ -224,8 +224,28 @@ class Stage:
         self.yard.compact(victim)
         self.fill()
         self.snapshot()
+        if name.startswith("_"):
+            self.ringed()
         self.write(LAST)
         self.stored()
+
+    def ringed(self) -> None:
+        """Have entries in the victim's ring that its log needs: without payload, which is released."""
+        self.write(LAST)
+        self.release()
+        self.stored()
+        wait(lambda: self.yard.compact(self.victim) and self.ring(), "entries in the ring")
+
+    def release(self) -> None:
+        """Truncate all but the last few records."""
+        before = max(self.acknowledged) - BATCH + 1
+        self.yard.log(self.name).truncate(before)
+        self.acknowledged = {offset: row for offset, row in self.acknowledged.items() if offset >= before}
+
+    def ring(self) -> list[dict[str, int]]:
+        """What the victim says that its ring has of the log."""
+        found: list[dict[str, int]] = self.yard.describe(self.name, self.victim)["ring"]
+        return found
 
     def lead(self, leads: bool) -> None:
         """The victim leads, or another node does."""

@@ -19,6 +19,7 @@ from typing import Any
 import xxhash
 
 from .features import FEATURES, MORE_KINDS, drawn
+from .features import recorded as recorded_features
 from .kinds import KINDS, VERBS
 from .minimise import minimise
 from .run import Result, Run
@@ -156,7 +157,7 @@ def hash_jobs(recorded: dict[str, Any], count: int) -> list[Job]:
     """The first `count` seeds of hashes.json."""
     minutes, groups, share = recorded["minutes"], recorded["groups"], recorded["share"]
     seeds = [int(seed) for seed in recorded["hashes"]][:count]
-    return [(seed, minutes, groups, None, share, tuple(sorted(drawn(seed)))) for seed in seeds]
+    return [(seed, minutes, groups, None, share, tuple(sorted(recorded_features(seed)))) for seed in seeds]
 
 
 def compare_hashes(workers: int, record: bool) -> int:

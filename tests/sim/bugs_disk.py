@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from logyard.engine import identity
 from logyard.engine.disk.door import Disk
-from logyard.engine.log import meta, segment_job, wal, wal_files, wal_scan
+from logyard.engine.log import meta, ring, segment_job, wal, wal_files, wal_scan
 from logyard.engine.log.compactor import Compactor
 from logyard.engine.log.group_commit import GroupCommit
 from logyard.engine.log.segment_writer import SegmentWriter
 from logyard.engine.recovery import inspect
 from logyard.engine.repair import log_repair
+from logyard.engine.replica.reader import Reader
 from logyard.payloads import layout
+from logyard.protocol.errors import LogyardError
 
 from .bugs import Bug, nothing, without
 
@@ -76,6 +79,49 @@ def _recycles_early(old: Any) -> Any:
     return seal
 
 
+class _Late:
+    """Writes slots when the flush is over."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def write(self, old: Any) -> Any:
+        return lambda disk, *what: self.calls.append((old, disk, *what))
+
+    def flush(self, old: Any) -> Any:
+        async def flush(writer: Any, sealed: Any) -> None:
+            await old(writer, sealed)
+            calls, self.calls = self.calls, []
+            for write, disk, *what in calls:
+                # Of a process that died meanwhile nothing is written.
+                if disk.life.alive:
+                    with suppress(OSError):
+                        write(disk, *what)
+
+        return flush
+
+
+def _believes_slots(old: Any) -> Any:
+    """An entry is what its slot says, whether a row names it or not."""
+
+    def from_files(self: Any, member: Any, index: int, *rest: int) -> Any:
+        if member.spec.is_system:
+            with suppress(LogyardError):
+                reader = self._rings.reader(member.uid)
+                if header := _header_of(reader, index):
+                    return [reader.find(index, header.term).entry]
+        return old(self, member, index, *rest)
+
+    return from_files
+
+
+def _header_of(reader: Any, index: int) -> Any:
+    """What stands in the place of an entry's header, if it says that it is that."""
+    place = reader.geometry.header_at(index)
+    header = ring.parse_header(reader._read(place, ring.HEADER_BYTES), reader.uid, place)
+    return header if header is not None and header.index == index else None
+
+
 def _serves_unchecked(old: Any) -> Any:
     def parse(path: str, key: bytes, value: Any) -> Any:
         try:
@@ -86,6 +132,7 @@ def _serves_unchecked(old: Any) -> Any:
     return parse
 
 
+LATE = _Late()
 BUGS = (
     Bug("wal_without_sync", "what is acknowledged is durable", [(wal.Wal, "_put", without("datasync"))]),
     Bug(
@@ -107,6 +154,24 @@ BUGS = (
         "segment_name_without_sync",
         "a segment's name is durable before its WAL file goes",
         [(segment_job, "write_segment", without("sync_directory"))],
+    ),
+    Bug(
+        "ring_without_sync",
+        "slots are durable before their WAL file goes",
+        [(segment_job, "write_slots", without("datasync"))],
+        featured=frozenset({"rings"}),
+    ),
+    Bug(
+        "ring_behind_the_wal",
+        "slots are written before their WAL file goes",
+        [(segment_job, "_write_ring", LATE.write), (SegmentWriter, "_flush", LATE.flush)],
+        featured=frozenset({"rings"}),
+    ),
+    Bug(
+        "stale_slot_believed",
+        "a slot counts by its run, not by itself",
+        [(Reader, "_from_files", _believes_slots)],
+        featured=frozenset({"rings"}),
     ),
     Bug("retried_sync", "a failed sync is never tried again", [(wal.Wal, "_put", _retries_a_failed_sync)]),
     Bug(

@@ -99,7 +99,8 @@ class Workload:
         # What features draw from.
         self.more = more or random.Random(0)
         self.clients: list[Client] = []
-        self.groups = [kind(self, f"g{number}") for number, kind in enumerate(kinds)]
+        system = "_" if "rings" in features else ""
+        self.groups = [kind(self, f"{system}g{number}") for number, kind in enumerate(kinds)]
         self.tags = 0
         self.sizes: dict[int, int] = {}
         self.sessions = 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from logyard.engine.raft.messages import APPEND, VOTE, Message
+from logyard.engine.replica.sessions import EXPIRE
 from logyard.protocol.errors import LogyardError
 
 from .cluster import Host
@@ -72,6 +73,24 @@ class NetworkFaults(Ground):
         others = [number for number in self.cluster.hosts if number != a]
         pairs = [(a, b) for b in others] if self.draw.random() < 0.5 else [(b, a) for b in others]
         self._part("one_way", pairs)
+
+    def ring_tail(self) -> None:
+        """A leader that is cut off writes what no quorum has, without payload, to its ring: others overwrite it."""
+        found = self.leader()
+        if found is None:
+            return
+        group, number = found
+        self._split("isolate", [number])
+        for step in range(self.draw.randrange(3, 12)):
+            self.after(0.02 * step, self._own_command, number, group)
+        self.after(0.4, self._roll, number)
+
+    def _own_command(self, number: int, group: Any) -> None:
+        system, member = self.cluster.system(number), self.cluster.replica(number, group.name)
+        if system is not None and member is not None and self.cluster.leads(number, group.name):
+            # The end of a session that nobody has.
+            self.as_node(number, system.replicas.commands.queue_own, member, EXPIRE, 1)
+            self.hits["R1.ring_tail"] += 1
 
     def flap(self) -> None:
         """A link that works every other tenth of a second."""

@@ -82,6 +82,16 @@ class RotFaults(Ground):
         if self._spoil(file, len(file.seen) - 120, len(file.seen)):
             self.hits["D8.segment_index"] += 1
 
+    def rot_ring(self) -> None:
+        """A header or a body of a slot; of some the other header is good, of some nobody needs anything."""
+        host = self._victim()
+        found = self._file(host, ".ring") if host is not None else None
+        if host is None or found is None:
+            return
+        _, file = found
+        if self._spoil(file, DATA_START, len(file.seen)):
+            self.hits["D8.ring"] += 1
+
     def _rows(self, host: Host, path: str) -> Rows | None:
         file = host.files.find(f"{host.files.prefix}/{path}/data.mdb")
         return file.rows if isinstance(file, File) else None

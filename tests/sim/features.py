@@ -40,14 +40,23 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "terms": {"wall_jump": ("C1.wall_jump",), "pause": ("P3.pause",)},
     # Each node's directory is checked offline when the run has ended.
     "offline": {},
+    # All groups are system groups: what of their logs has no payload that lives lies in small rings.
+    "rings": {"rot_ring": ("D8.ring",), "ring_tail": ("R1.ring_tail",)},
 }
 """By feature, its verbs with the kinds that each can hit."""
+LATER = frozenset({"rings"})
+"""Features that came after histories were recorded, whose seeds do not have them."""
 MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}
 MORE_KINDS = frozenset(kind for kinds in MORE_VERBS.values() for kind in kinds)
 CHANCE = 0.6
 
 
+def recorded(seed: int) -> frozenset[str]:
+    """Return the features that a seed had when histories were recorded."""
+    draw = random.Random(f"features of {seed}")
+    return frozenset(name for name in FEATURES if name not in LATER and draw.random() < CHANCE)
+
+
 def drawn(seed: int) -> frozenset[str]:
     """Return the features of a fresh seed."""
-    draw = random.Random(f"features of {seed}")
-    return frozenset(name for name in FEATURES if draw.random() < CHANCE)
+    return recorded(seed) | {name for name in LATER if random.Random(f"{name} of {seed}").random() < CHANCE / 2}

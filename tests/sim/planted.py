@@ -19,7 +19,7 @@ from pathlib import Path
 
 from . import bugs_disk, bugs_machines, bugs_mutants, bugs_raft, bugs_state, bugs_terms
 from .bugs import Bug, planted, unplanted
-from .features import drawn
+from .features import recorded
 from .run import Result, Run
 
 MINUTES = 1.0
@@ -30,7 +30,7 @@ BUGS = (*bugs_raft.BUGS, *bugs_disk.BUGS, *bugs_state.BUGS, *bugs_machines.BUGS,
 def run_of(seed: int, minutes: float, featured: bool | frozenset[str]) -> Run:
     """A seed, with the features it draws, with those named, or as before there were any."""
     if featured is True:
-        featured = drawn(seed)
+        featured = recorded(seed)
     return Run(seed, minutes, features=featured or None)
 
 

@@ -114,6 +114,8 @@ class Run:
         self.loop.turn_s = self.more.choice(TURN_S) if "checkpoints" in self.features else 0.0
         if "sleep" in self.features:
             limits["hibernate_after_ms"] = self.more.choice((1500, 1500, 4000))
+        if "rings" in self.features:
+            limits["ring_slots"] = random.Random(f"rings of {seed}").choice((16, 24, 64))
         self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines, old_machines)
         if "maps" in self.features:
             # Less than a user may ask for, so that a run has many.

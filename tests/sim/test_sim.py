@@ -27,7 +27,8 @@ from .__main__ import HASHES, REGRESSIONS, command_of, hash_jobs, jobs_of, parse
 from .clients_kv import KvGroup
 from .clients_queue import QueueGroup
 from .cluster import is_short
-from .features import FEATURES, drawn
+from .features import FEATURES, LATER, drawn
+from .features import recorded as recorded_features
 from .kinds import KINDS, VERBS, forced_of
 from .loop import Stop
 from .minimise import minimise
@@ -202,6 +203,8 @@ def test_what_makes_no_sense_is_refused(wrong: list[str]) -> None:
 
 def test_features_are_drawn_from_a_stream_of_their_own() -> None:
     assert set().union(*(drawn(seed) for seed in range(40))) == set(FEATURES)
+    assert set().union(*(recorded_features(seed) for seed in range(40))) == set(FEATURES) - LATER
+    assert all(drawn(seed) - LATER == recorded_features(seed) for seed in range(40))
     assert jobs_of(parse(["--seed", "11", "--features", "none"]))[0][5] is None
     assert jobs_of(parse(["--seed", "11", "--features", "plain"]))[0][5] == ()
     assert jobs_of(parse(["--seed", "11"]))[0][5] == tuple(sorted(drawn(11)))

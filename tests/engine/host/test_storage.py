@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from logyard.engine.entry import units_of
+from logyard.engine.log.segment_files import Flushed
 from logyard.engine.log.wal import Sealed
 from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import Corrupt, Gone, LogyardError, SessionExpired
@@ -262,7 +263,7 @@ async def test_pitfall_53_a_group_goes_while_its_segment_is_written(
             else:
                 system.replicas.retire.stop(gone, "a test stops it")
 
-        async def written(sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
+        async def written(sealed: Sealed) -> Flushed:
             if not late:
                 await go()
             found = await write(sealed)

@@ -11,7 +11,7 @@ import pytest
 from logyard.engine.entry import CONFIGURATION, NOOP, build_plain
 from logyard.engine.log import checkpoint_rows as rows
 from logyard.engine.log.checkpoints import FULL_ENTRIES, Checkpoints, DueSnapshots
-from logyard.engine.log.meta_rows import SegmentRun, StateRow
+from logyard.engine.log.meta_rows import RingRun, SegmentRun, StateRow
 from logyard.engine.log.wal import WalItem
 from logyard.engine.raft.configuration import Configuration
 from logyard.engine.raft.membership import adopt
@@ -162,6 +162,31 @@ def test_a_log_that_starts_over_says_so_in_the_wal_and_keeps_only_where_old_payl
     assert member.flushed == 50, "what it flushed of the log before says nothing of this one"
 
 
+def test_a_log_that_starts_over_has_nothing_in_its_ring_and_the_stored_row_may_still_name_it() -> None:
+    bench, member = Bench(), member_of()
+    member.ring = [RingRun(1, 30, 1), RingRun(40, 60, 1)]
+    member.raft.log.reset(50, 6)
+    bench.checkpoints.installed(member, cast(Any, object()), captured(member, 50).snapshot, 100, 12)
+    assert member.ring_runs == [] and member.ring == [RingRun(1, 30, 1), RingRun(40, 50, 1)]
+    member.free_ring(50)
+    assert member.ring == []
+
+
+def test_a_checkpoint_names_what_the_ring_has_of_the_log_alone() -> None:
+    member = member_of()
+    member.raft = make(terms=[TERM] * 20)
+    _, value = rows.state(member)
+    assert value is not None and "ring" not in StateRow.unpack(rows.state(member)[0], value).extra
+    member.add_segment(None, [RingRun(1, 8, TERM), RingRun(9, 12, TERM)])
+    assert (member.ring, member.flushed) == ([RingRun(1, 12, TERM)], 12)
+    member.raft.log.compact(5, TERM)
+    _, value = rows.state(member)
+    assert value is not None and StateRow.unpack(rows.state(member)[0], value).ring == [RingRun(6, 12, TERM)]
+    member.add_segment(SegmentRun(9, 14, 3), [RingRun(10, 13, TERM)])
+    assert member.ring == [RingRun(1, 8, TERM), RingRun(10, 13, TERM)], "what is newer overrides what was said"
+    assert (member.segments, member.flushed) == ([SegmentRun(9, 14, 3)], 14)
+
+
 def test_a_checkpoint_names_the_term_of_each_configuration_that_may_still_be_overwritten() -> None:
     """By it a restart tells whether the log that it finds is the one that held it."""
     member = member_of()
@@ -193,7 +218,7 @@ class Due:
         self.full = False
         self.taken: list[list[int]] = []
         self.members = {uid: member_of(uid) for uid in (1, 2, 3)}
-        self.due = DueSnapshots(self.members, 100, lambda: self.full, self.take)
+        self.due = DueSnapshots(self.members, 100, 20, lambda: self.full, self.take)
 
     async def take(self, members: Sequence[Member]) -> None:
         self.taken.append([one.uid for one in members])

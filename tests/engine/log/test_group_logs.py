@@ -23,7 +23,7 @@ class Bench:
         self.busy = False
         self.member: Any = SimpleNamespace(
             uid=7, segments=[SimpleNamespace(segment=2), SimpleNamespace(segment=3)], flushed=4, compactable=9,
-            raft=SimpleNamespace(stopped=False),
+            raft=SimpleNamespace(stopped=False), spec=SimpleNamespace(is_system=False),
         )  # fmt: skip
         self.members = {7: self.member}
         self.wal: Any = SimpleNamespace(
@@ -46,7 +46,15 @@ class Bench:
         homes: Any = SimpleNamespace(forget=self.note("homes forget"), recount=self.note("recount"))
         janitor: Any = SimpleNamespace(lock=trio.Lock(), make_room=self.note("make room"), roll=self.roll)
         self.logs = GroupLogs(
-            cast("Any", self.members), group_commit, books, flush, segments, homes, janitor, self.note("forgotten")
+            cast("Any", self.members),
+            group_commit,
+            books,
+            flush,
+            segments,
+            cast("Any", SimpleNamespace(remove=self.note("ring removed"))),
+            homes,
+            janitor,
+            self.note("forgotten"),
         )
 
     def note(self, what: str) -> Callable[..., None]:

@@ -101,10 +101,10 @@ def test_another_nodes_directory_is_refused_untouched(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_refused_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("logyard.engine.log.meta.FORMAT", 2)
+        patch.setattr("logyard.engine.log.meta.FIRST_FORMAT", 3)
         opened(tmp_path / "meta").close()
     before = {name: (tmp_path / "meta" / name / "data.mdb").read_bytes() for name in ("a", "b")}
-    with pytest.raises(WrongIdentity, match="format 2"):
+    with pytest.raises(WrongIdentity, match="format 3"):
         opened(tmp_path / "meta")
     assert before == {name: (tmp_path / "meta" / name / "data.mdb").read_bytes() for name in ("a", "b")}
 

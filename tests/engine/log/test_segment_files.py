@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -34,6 +35,7 @@ class Bench:
             lambda member: False,
             self.look,
             None,
+            cast(Any, SimpleNamespace(has=lambda uid, index: False)),
         )
         for number, run in ((3, SegmentRun(1, LAST, 3)), (4, SegmentRun(LAST + 1, LAST + 9, 4))):
             self.files.path(number).parent.mkdir(exist_ok=True)

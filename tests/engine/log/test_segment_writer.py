@@ -11,13 +11,14 @@ import pytest
 from logyard.engine.jobs import Jobs
 from logyard.engine.log.liveness_accounting import Present
 from logyard.engine.log.location import Location, SealedFile, Share, Unflushed
-from logyard.engine.log.meta_rows import SegmentRun
+from logyard.engine.log.meta_rows import RingRun, SegmentRun
+from logyard.engine.log.segment_files import Flushed
 from logyard.engine.log.segment_writer import SegmentWriter
 from logyard.engine.log.wal import Sealed
 from logyard.engine.replica.member import Member
 from logyard.protocol.errors import Corrupt, JobFailed, NoSpace
 
-from ..quiesce.doubles import member_of
+from ..quiesce.doubles import LAST, member_of
 
 
 class Bench:
@@ -29,6 +30,7 @@ class Bench:
         self.members: dict[int, Member] = {}
         self.found: list[int] = []
         self.present_of: list[int] = []
+        self.ring: dict[int, list[RingRun]] = {}
         self.left: set[int] = set()
         self.users: dict[int, set[int]] = {}
         self.fails: dict[str, Exception] = {}
@@ -58,11 +60,16 @@ class Bench:
     async def out_of_reserve(self, what: str, job: Callable[[], Awaitable[Any]]) -> Any:
         return await job()
 
-    async def write(self, sealed: Sealed) -> dict[int, tuple[int, int, int, int]]:
+    async def write(self, sealed: Sealed) -> Flushed:
         self.may("write")
         self.did.append(("write", sealed.file))
         self.meanwhile()
-        return {uid: (1, 10, 1, 500) for uid in self.found}
+        ring = {self.members[uid]: runs for uid, runs in self.ring.items()}
+        return Flushed({uid: (1, 10, 1, 500) for uid in self.found}, ring)
+
+    def raise_floors(self, uids: Iterable[int]) -> None:
+        if found := sorted(uids):
+            self.did.append(("floors", found))
 
     def present(self, number: int, found: Any) -> list[Present]:
         self.may("present")
@@ -101,6 +108,36 @@ async def test_a_segment_is_durable_then_switched_to_then_committed() -> None:
     file = bench.location.files[7]
     assert (file.live, file.total, file.length) == (300, 500, 1 << 20)
     assert not bench.unflushed.backlog_files and not bench.unflushed.is_open(7)
+
+
+async def test_slots_of_a_ring_are_switched_to_and_committed_with_the_floor_that_their_payloads_need() -> None:
+    bench = Bench()
+    one, two, three = bench.group(1), bench.group(2), bench.group(3)
+    # Of one all is in its ring, of another a part, and what was written of the third was overwritten meanwhile.
+    bench.ring = {1: [RingRun(1, 9, 1)], 2: [RingRun(1, 3, 1), RingRun(11, 12, 1)], 3: []}
+    bench.found = bench.present_of = [2]
+    bench.seal(7)
+    await bench.writer.run()
+    assert bench.did == [("write", 7), ("adopt", 7), ("floors", [1, 2, 3]), ("commit", [1, 2, 3], [7]), bench.did[-1]]
+    assert (one.ring, one.segments, one.flushed) == ([RingRun(LAST + 1, 9, 1)], [], 9)
+    assert (two.ring, two.flushed) == ([RingRun(11, 12, 1)], 12), "of what is below the log no row names anything"
+    assert two.segments == [SegmentRun(1, 10, 7)] and not three.ring and bench.users == {7: {2}}
+
+
+async def test_what_a_row_named_of_a_ring_is_free_when_the_next_row_is_stored() -> None:
+    bench = Bench()
+    member = bench.group(1)
+    member.ring = [RingRun(1, LAST + 2, 1)]
+    bench.ring = {1: [RingRun(LAST + 3, LAST + 4, 1)]}
+    bench.seal(7)
+    bench.fails["commit"] = NoSpace("full")
+    with pytest.raises(NoSpace):
+        await bench.writer.run()
+    assert member.ring == [RingRun(1, LAST + 4, 1)], "the log begins above its snapshot, and no row says so yet"
+    bench.ring = {}
+    bench.writer.hard_state_written(member)
+    await bench.writer.run()
+    assert member.ring == [RingRun(LAST + 1, LAST + 4, 1)]
 
 
 async def test_nothing_to_write_is_no_work_and_many_files_go_oldest_first() -> None:

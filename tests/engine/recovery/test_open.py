@@ -56,12 +56,13 @@ class Bench:
             spoil=lambda files: None, recovered=lambda users: None, shed=self.says("shed"),
             close=self.says("segments closed"),
         )  # fmt: skip
+        rings: Any = SimpleNamespace(scan=lambda: None, sweep=lambda is_known: None, close=lambda: None)
         homes: Any = SimpleNamespace(look_for_lost=self.says("lost?"))
         space: Any = SimpleNamespace(open=self.says("space"))
         flush: Any = SimpleNamespace(hard_state_written=self.says("hard"))
         location: Any = SimpleNamespace()
         janitor: Any = SimpleNamespace(adopt=lambda sealed: None)
-        files = Files(space, self.wal, self.meta, store, segments, location, homes, flush, janitor)
+        files = Files(space, self.wal, self.meta, store, segments, rings, location, homes, flush, janitor)
         self.repair: Any = SimpleNamespace(
             known={}, blank=set(), load=lambda epoch: self.told.append(("epoch", epoch)), judge=lambda *_: {},
             unfit=lambda spec, row, error: error, build=self.mended, is_left=lambda member: False,

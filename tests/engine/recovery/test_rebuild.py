@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from logyard.engine.entry import COMMANDS, Entry, build_plain
-from logyard.engine.log.meta_rows import Departed, SegmentRun, SnapshotRow, StateRow
+from logyard.engine.log.meta_rows import Departed, RingRun, SegmentRun, SnapshotRow, StateRow
 from logyard.engine.log.recovered import Collector, Recovered
 from logyard.engine.raft.configuration import Configuration
 from logyard.engine.recovery.rebuild import Image, placed_through, rebuild, slept_on
@@ -104,6 +104,39 @@ def test_the_log_starts_over_above_an_installed_snapshot(marked: bool) -> None:
     assert image.base == (20, Configuration((1, 2))) and image.proven_term == 2 and image.proven_commit == 20
 
 
+def ringed(flushed: int, base: tuple[int, int] = (0, 0), **fields: Any) -> StateRow:
+    """A row whose log is in its ring, but for entry 5 in segment 4."""
+    row = checkpoint(flushed, base, **fields)
+    row.runs = [SegmentRun(5, 5, 4)]
+    row.extra["ring"] = [[base[0] + 1, 4, 1], [6, flushed, 1]]
+    return row
+
+
+def test_a_log_in_a_ring_ends_where_the_wal_overwrites_it() -> None:
+    image = rebuild(SPEC, ringed(10), None, wal(entries(11, 12)))
+    assert image.ring == [RingRun(1, 4, 1), RingRun(6, 10, 1)] and not list(image.doubts())
+    assert image.places == [SegmentRun(1, 4, 0), SegmentRun(5, 5, 4), SegmentRun(6, 10, 0)]
+    image = rebuild(SPEC, ringed(10), None, wal(entries(8, 9, 2), hard=(2, 0, 0)))
+    assert (image.ring, image.flushed) == ([RingRun(1, 4, 1), RingRun(6, 7, 1)], 7) and not list(image.doubts())
+    image = rebuild(SPEC, ringed(10), None, wal(entries(3, 4, 2), hard=(2, 0, 0)))
+    assert (image.ring, image.runs) == ([RingRun(1, 2, 1)], [])
+
+
+def test_a_log_that_starts_over_has_nothing_in_its_ring() -> None:
+    image = rebuild(SPEC, ringed(10, commit=8), snapshot(20, 2), wal(hard=(1, 0, 0)))
+    assert image.ring == [] and shape(image) == ((20, 2), [], 20, [SegmentRun(5, 5, 4)])
+    image = rebuild(SPEC, ringed(10, (2, 1), snapshot_index=6), snapshot(6), wal(entries(11, 12)))
+    assert image.ring == [RingRun(3, 4, 1), RingRun(6, 10, 1)], "its own snapshot leaves it as it is"
+
+
+def test_nonsense_about_a_ring_is_a_finding() -> None:
+    for nonsense in ([[1, 2]], 7, [["a", 2, 1]], None):
+        row = checkpoint(10)
+        row.extra["ring"] = nonsense
+        image = rebuild(SPEC, row, None, wal(entries(8, 9, 2), hard=(2, 0, 0)))
+        assert [one.kind for one in image.findings] == ["log"], nonsense
+
+
 def test_a_snapshot_may_be_of_another_log_at_the_same_index() -> None:
     image = rebuild(SPEC, checkpoint(10, commit=3), snapshot(6, 2), wal(entries(11, 12)))
     assert shape(image) == ((6, 2), [], 6, [SegmentRun(1, 3, 4)])
@@ -174,3 +207,5 @@ def test_a_group_slept_on_while_the_wal_says_nothing_newer() -> None:
     loud = (wal(entries(21, 21, 2)), wal(hard=(3, 0, 0)), wal(hard=(2, 3, 0)), wal(floor=5))
     assert not any(slept_on(row, stored, said) for said in loud)
     assert not slept_on(row, None, Recovered()) and not slept_on(checkpoint(20, (20, 2)), stored, Recovered())
+    row.extra["ring"] = [[20, 20, 2]]
+    assert not slept_on(row, stored, Recovered()), "who has anything in a ring did not"

@@ -126,7 +126,7 @@ async def test_a_pass_walks_over_each_kind_and_only_when_asked_if_it_is_off(
         await trio.sleep(1)
         status = found.status()
         assert walked == list(KINDS) and found.passes == 1 and status["running"] == ""
-        assert status["pass_bytes"] == 50 and status["kinds"]["wal"] == {"bytes": 10, "found": 0, "repaired": 0}
+        assert status["pass_bytes"] == 60 and status["kinds"]["wal"] == {"bytes": 10, "found": 0, "repaired": 0}
         assert msgpack.unpackb(books.rows[meta_rows.SCRUB] or b"") == found.finished_ms > 0
 
 
@@ -297,6 +297,7 @@ class Segments:
         self.users: dict[int, set[int]] = {5: users}
         self.renewed: list[int] = []
         self.dropped: list[SegmentRun] = []
+        self.in_rings: set[tuple[int, int]] = set()
         self.known: SegmentReader | None = None
         self._path = path
 
@@ -308,6 +309,9 @@ class Segments:
 
     def renew(self, number: int) -> None:
         self.renewed.append(number)
+
+    def in_ring(self, uid: int, index: int) -> bool:
+        return (uid, index) in self.in_rings
 
     def drop_below(self, member: Any, run: SegmentRun, base: int) -> None:
         self.dropped.append(run)

@@ -45,7 +45,7 @@ class Bench:
         self.pinned: list[tuple[str, int]] = []
         self.seen: list[list[tuple[str, int]]] = []
         segments: Any = SimpleNamespace(reader=lambda number: SimpleNamespace(entries=self.segment))
-        self.reader = Reader(cast(Any, self), segments, self, self.read_wal, self.mend)
+        self.reader = Reader(cast(Any, self), segments, cast(Any, None), self, self.read_wal, self.mend)
         self.member: Member = member_of(Recorder())[0]
         later = [self.entries[index] for index in range(memory, count + 1)]
         log = RaftLog(runs=[(1, TERM)] if memory > 1 else [], entries=later, last_index=memory - 1)
@@ -221,6 +221,13 @@ async def test_a_payload_that_was_not_sent_here_is_gone() -> None:
     bench.entries[2].file = 0
     with pytest.raises(Gone):
         await bench.reader.read(bench.member, [bench.wanted(2)], mend=False)
+
+
+def test_behind_the_end_of_a_log_there_is_nothing() -> None:
+    """It was overwritten while somebody waited for his turn to have it mended."""
+    bench = Bench()
+    for first, last in ((10, 10), (10, 12), (9, 12)):
+        assert [one.index for one in bench.reader.payload_entries(bench.member, first, last)] == [9][: 10 - first]
 
 
 async def test_who_has_not_caught_up_with_a_release_reads_nothing_but_for_another_members_log() -> None:

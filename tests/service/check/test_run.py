@@ -22,7 +22,7 @@ from logyard.client.log import open_call
 from logyard.client.sync import connect_sync
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk.door import Disk
-from logyard.engine.log.meta import HEADER_BYTES, IDENTITY, MetaStore
+from logyard.engine.log.meta import FORMAT, HEADER_BYTES, IDENTITY, MetaStore
 from logyard.engine.log.meta_copies import seal
 from logyard.engine.log.meta_rows import (
     DAMAGED,
@@ -300,7 +300,7 @@ def newer_meta(path: Path) -> None:
         raw = txn.get(IDENTITY)
         assert raw is not None
         values = msgpack.unpackb(raw[HEADER_BYTES:])
-        values[2] += 1
+        values[2] = FORMAT + 1
         txn.put(IDENTITY, seal(IDENTITY, msgpack.packb(values), 9))
 
 
