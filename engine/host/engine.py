@@ -223,7 +223,8 @@ class System:
                 nursery.start_soon(self.ready_loop.run)
                 nursery.start_soon(self.ready_loop.tell)
                 if self.ready_loop.linger.is_on:
-                    nursery.start_soon(self.ready_loop.linger.run)
+                    linger = self.ready_loop.linger
+                    nursery.start_soon(linger.run)
                 nursery.start_soon(self.host.ticker.run)
                 if self.config.hibernate_after_ms:
                     nursery.start_soon(self.quiescence.quiesce.run)

@@ -36,13 +36,17 @@ class Linger:
     )  # fmt: skip
 
     def __init__(
-        self, interval_s: float, groups: int, mark: Callable[[Member], None], clock: Callable[[], float] = time.monotonic
+        self,
+        interval_s: float,
+        groups: int,
+        mark: Callable[[Member], None],
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.groups = groups
         self.open = True
         self._interval_s = interval_s
         self._mark = mark
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._waited: Callable[[], float] | None = None
         self._waited_s = self._since = self._not_before = 0.0
         self._gathered = False

@@ -40,6 +40,8 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "terms": {"wall_jump": ("C1.wall_jump",), "pause": ("P3.pause",)},
     # Each node's directory is checked offline when the run has ended.
     "offline": {},
+    # Proposals gather on every node, as on one that has no moment to lose, however few groups there are.
+    "linger": {},
 }
 """By feature, its verbs with the kinds that each can hit."""
 MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}
