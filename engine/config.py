@@ -148,6 +148,13 @@ class SystemConfig:
     )
 
     # Replication.
+    linger_ms: int = _limit(
+        20,
+        0,
+        1000,
+        "Commands gather so long on a node without a moment to lose, to share entries; 0: never. Elsewhere none waits.",
+    )
+    linger_groups: int = _limit(32, 1, 1 << 20, "Groups that propose in one turn, from which on commands gather.")
     append_bytes_max: int = _limit(
         MIB, 4 * KIB, 64 * MIB, "Entries in one append message; a larger entry travels alone."
     )

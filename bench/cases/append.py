@@ -55,7 +55,7 @@ def run_append(
     with connect_sync(cluster.addresses) as yard:
         say(f"creating {settings.logs} logs on {cluster.count} nodes")
         setup_s = create_logs(yard, cluster, settings.logs)
-        syncs = sum(int(status["fdatasyncs"]) for status in statuses(yard, cluster))
+        before = statuses(yard, cluster)
         meter = Meter(cluster.pids)
         results = run_processes(specifications(settings, cluster), say)
         used = meter.figures(sum(int(result["acknowledged"]) for result in results))
@@ -63,6 +63,9 @@ def run_append(
         stored = sum(yard.log(name).latest()[1] for name in log_names(settings.logs))
     figures = append_figures(
         results, size=settings.size, clients=settings.clients, window=settings.window, seconds=settings.seconds
+    )
+    syncs, entries = (
+        sum(int(one[key]) for one in after) - sum(int(one[key]) for one in before) for key in ("fdatasyncs", "commit")
     )
     different = sum(int(result["lost"]) for result in results)
     lost = different + max(0, figures["acknowledged"] - stored)
@@ -75,7 +78,8 @@ def run_append(
         **used,
         "lost": lost,
         "stored": stored,
-        "fdatasyncs": sum(int(status["fdatasyncs"]) for status in after) - syncs,
+        "fdatasyncs": syncs,
+        "commands_per_entry": round(figures["acknowledged"] * cluster.count / max(1, entries), 2),
         "setup_s": round(setup_s, 3),
         "filesystem": machine["filesystem"],
         "machine": machine,

@@ -106,7 +106,9 @@ class System:
         self._network = Network(self.live)
         refused, known = self.counters.refused, self.incarnation.acquaintances
         shape = Shape(config.entry_bytes_max, config.entry_records_max, self.cache.keep, refused)
-        self.ready_loop = ReadyLoop(shape, self.cache, self.active, self.clocks)
+        self.ready_loop = ReadyLoop(
+            shape, self.cache, self.active, self.clocks, self.config.linger_ms / 1000, self.config.linger_groups
+        )
 
         ground = Ground(
             node_id, path, config, disk, store, self.wal, self.clocks, self.members, self.live, self.active,
@@ -220,6 +222,9 @@ class System:
                     await nursery.start(self.writer.run, self.data.lock_fd)
                 nursery.start_soon(self.ready_loop.run)
                 nursery.start_soon(self.ready_loop.tell)
+                if self.ready_loop.linger.is_on:
+                    linger = self.ready_loop.linger
+                    nursery.start_soon(linger.run)
                 nursery.start_soon(self.host.ticker.run)
                 if self.config.hibernate_after_ms:
                     nursery.start_soon(self.quiescence.quiesce.run)

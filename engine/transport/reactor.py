@@ -93,6 +93,7 @@ class Reactor:
         self._runnable = runnable
         self._lent: dict[int, Lent] = {}
         self._soon: list[Callable[[], None]] = []
+        self._waited_s = 0.0
         self._epoll = select.epoll()
         self._epoll.register(inner, select.EPOLLIN)
 
@@ -118,6 +119,10 @@ class Reactor:
         then shares it."""
         self._soon.append(call)
 
+    def waited(self) -> float:
+        """Return the seconds that the loop has waited for lent descriptors and its own so far."""
+        return self._waited_s
+
     def _drop(self, fd: int, lent: Lent) -> bool:
         if self._lent.get(fd) is not lent:
             return False
@@ -132,11 +137,16 @@ class Reactor:
         lent = self._lent
         if not (lent or self._soon):
             return self._poller.get_events(timeout)
-        until = time.perf_counter() + timeout
+        asked = time.perf_counter()
+        until = asked + timeout
         heard = False
         while True:
             due, self._soon = self._soon, []
-            events = self._epoll.poll(0 if due else timeout, EVENTS_MAX)
+            if due or timeout <= 0:
+                events = self._epoll.poll(0, EVENTS_MAX)
+            else:
+                events = self._epoll.poll(timeout, EVENTS_MAX)
+                self._waited_s += time.perf_counter() - asked
             inner = False
             for fd, _ in events:
                 if fd == self._inner:
@@ -152,7 +162,8 @@ class Reactor:
             if self._runnable:
                 return HEARD
             if timeout > 0:
-                timeout = until - time.perf_counter()
+                asked = time.perf_counter()
+                timeout = until - asked
             if timeout <= 0:
                 return HEARD if heard else ()
 

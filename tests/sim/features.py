@@ -42,9 +42,11 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "offline": {},
     # All groups are system groups: what of their logs has no payload that lives lies in small rings.
     "rings": {"rot_ring": ("D8.ring",), "ring_tail": ("R1.ring_tail",)},
+    # Proposals gather on every node, as on one that has no moment to lose, however few groups there are.
+    "linger": {},
 }
 """By feature, its verbs with the kinds that each can hit."""
-LATER = frozenset({"rings"})
+LATER = ("rings", "linger")
 """Features that came after histories were recorded, whose seeds do not have them."""
 MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}
 MORE_KINDS = frozenset(kind for kinds in MORE_VERBS.values() for kind in kinds)

@@ -84,7 +84,7 @@ class Member(SimpleNamespace):
 class Bench:
     """A loop, and all that it drives: `told` says what it did."""
 
-    def __init__(self) -> None:
+    def __init__(self, linger_s: float = 0.0) -> None:
         self.told: list[Any] = []
         self.items: list[WalItem] = []
         self.active: set[Any] = set()
@@ -93,7 +93,7 @@ class Bench:
         self.can_go = True
         self.applies: Callable[[], None] = lambda: None
         cache: Any = SimpleNamespace(hold=lambda: None, release=lambda: self.told.append("released"))
-        self.loop = ReadyLoop(cast(Shape, "shape"), cache, self.active, self.clocks)
+        self.loop = ReadyLoop(cast(Shape, "shape"), cache, self.active, self.clocks, linger_s, 2)
         self.ticker: Any = SimpleNamespace(resting=False, stir=lambda: self.told.append("stirred"))
         group_commit: Any = SimpleNamespace(add=self.items.append, kick=lambda: self.told.append("kicked"))
         peers: Any = SimpleNamespace(send=lambda messages: self.told.append([one.to for one in messages]))
@@ -360,7 +360,7 @@ async def test_a_busy_nodes_turn_waits_for_what_other_sockets_bring_and_a_quiet_
 ) -> None:
     bench = Bench()
     soon: list[Callable[[], None]] = []
-    bench.loop.share(soon.append)
+    bench.loop.share(soon.append, lambda: 0.0)
 
     def receive() -> None:
         bench.loop.hold()
@@ -387,7 +387,7 @@ async def test_a_busy_nodes_turn_waits_for_what_other_sockets_bring_and_a_quiet_
 async def test_a_fault_of_a_turn_that_waited_is_the_loops_own(autojump_clock: trio.testing.MockClock) -> None:
     bench = Bench()
     soon: list[Callable[[], None]] = []
-    bench.loop.share(soon.append)
+    bench.loop.share(soon.append, lambda: 0.0)
 
     def fault() -> None:
         raise ZeroDivisionError("a bug")
