@@ -14,7 +14,7 @@ from logyard.protocol.errors import BadRequest
 from ..source_tree import product_sources
 
 UNITS = {"bytes", "files", "records", "messages", "entries", "ticks", "connections", "groups", "sessions", "segments"}
-UNITS |= {"us", "ms", "s", "ratio", "percent"}
+UNITS |= {"slots", "us", "ms", "s", "ratio", "percent"}
 
 
 @pytest.mark.parametrize("entry", fields(SystemConfig), ids=lambda entry: entry.name)

@@ -33,7 +33,8 @@ def test_a_cell(tmp_path: Path, cell: Cell) -> None:
         pytest.skip("no strace that may trace")
     (found,) = run([cell], 1, tmp_path)
     assert found.passed, found.row()
-    assert found.acknowledged > 100 and found.hits and found.steps
+    # What a ring needs to have entries is released before the damage.
+    assert found.acknowledged > (10 if cell.kind == "ring" else 100) and found.hits and found.steps
     json.dumps(summary([found], 1))
 
 
