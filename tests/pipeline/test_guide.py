@@ -20,6 +20,7 @@ ADDRESS = "127.0.0.1:7001"
 SALES = [b'{"time": "2026-11-23T09:30:00Z", "shop": "north", "amount": 1.5, "user": "ann"}', b'{"shop": "north"}']
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_the_guide_runs(spark: SparkSession, tmp_path_factory: Any, capfd: pytest.CaptureFixture[str]) -> None:

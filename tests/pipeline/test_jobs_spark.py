@@ -54,6 +54,7 @@ def test_a_directory_is_a_table(spark: SparkSession, yard: Path) -> None:
     assert bodies.where("payload is null and payload_size is not null").count() == 0
 
 
+@pytest.mark.long
 def test_out_and_in_again_from_directories(spark: SparkSession, yard: Path, tmp_path: Path) -> None:
     path = {"path": str(yard), "subscribePattern": ".*"}
     seen: list[int] = []
@@ -70,6 +71,7 @@ def test_out_and_in_again_from_directories(spark: SparkSession, yard: Path, tmp_
     assert audit["ok"] and audit["copies"] == 40 and 0 < audit["worker_peak_bytes"] < 1 << 30
 
 
+@pytest.mark.long
 def test_a_damaged_directory_fails_a_read_and_an_audit(spark: SparkSession, yard: Path) -> None:
     data = yard / "node-1" / "data"
     hit: list[tuple[Path, int]] = []

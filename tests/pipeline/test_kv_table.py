@@ -205,6 +205,7 @@ def test_the_guide_has_the_options() -> None:
     assert kv_table() in (ROOT / "docs" / "guides" / "spark.md").read_text("utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_out_and_in_again_in_spark(spark: SparkSession, given: dict[str, str], yard: Yard, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def records(yard: Yard, name: str) -> list[tuple[bytes, bytes | None]]:
     return [(bytes(one.metadata), one.payload) for one in yard.log(name).records()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarantee", BOTH)
 def test_a_stream_that_forgets_what_it_committed_copies_each_record_once(
     spark: SparkSession, cluster: LocalCluster, yard: Yard, tmp_path: Path, guarantee: str

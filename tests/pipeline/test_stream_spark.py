@@ -164,6 +164,7 @@ def test_what_no_stream_has_is_refused_by_load(
         load(spark, cluster, subscribe="wrong", **options)
 
 
+@pytest.mark.long
 def test_errors_of_ours_are_what_the_query_ends_with(
     spark: SparkSession, cluster: LocalCluster, yard: Yard, tmp_path: Path
 ) -> None:

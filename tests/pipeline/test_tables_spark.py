@@ -150,7 +150,8 @@ def test_a_change_of_the_rules_takes_effect_at_the_next_batch(shop: Shop) -> Non
     assert {one["logyard"]["revision"] for one in history if "logyard" in one} == {first["kv_revision"], revision}
 
 
-@pytest.mark.parametrize("step", ["before-{}", pytest.param("before-{}__rejected", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("step", ["before-{}", "before-{}__rejected"])
 def test_a_driver_that_fails_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     shop.append("a", range(50))
     shop.yard.log(f"{shop.name}-a").append(b"no json")
@@ -222,6 +223,7 @@ def test_what_is_refused_is_one_sentence(shop: Shop, tmp_path: Path) -> None:
         shop.run()
 
 
+@pytest.mark.long
 def test_plain_parquet_is_sparks_own(shop: Shop) -> None:
     shop.append("a", range(90))
     shop.yard.log(f"{shop.name}-a").append(b"no json")
@@ -235,6 +237,7 @@ def test_plain_parquet_is_sparks_own(shop: Shop) -> None:
     assert (bad["_offset"], bad["reason"], bytes(bad["bytes"])) == (90, "no_json", b"no json")
 
 
+@pytest.mark.long
 def test_the_verb_counts_and_is_strict_where_that_was_asked_for(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def session(*_: object) -> Iterator[SparkSession]:
