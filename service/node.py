@@ -39,7 +39,7 @@ from logyard.protocol.pending import PendingReply, Sink
 from . import group_verbs, machine_verbs, status
 from .addresses import ADMIN
 from .catalog import calls as catalog_calls
-from .catalog import keeper
+from .catalog import keeper, sleepers
 from .catalog.births import Births
 from .catalog.calls import CatalogCalls
 from .catalog.join import said
@@ -250,7 +250,7 @@ class Node:
         itself, `configured`: the nodes of its configuration, `meet` and `part`: a node has these addresses, or is
         gone. The keeper returned is to be run."""
         system, registry = self.system, self.system.host.groups
-        table, own = system.quiescence.table, system.incarnation
+        own = system.incarnation
 
         def find() -> Member | None:
             return self.keeper.member() if self.keeper is not None else None
@@ -262,13 +262,15 @@ class Node:
             self.node_id, self.cluster_id,
             lambda: {"directory": own.origin.directory, "epoch": own.epoch, "versions": dict(keeper.VERSIONS), **said},
             system.names, system.members,
-            lambda: (uid for uid, _ in table.rows("CASE leader WHEN 0 THEN under ELSE leader END = ?", self.node_id)),
-            system.find, system.has, system.live, configured,
+            system.has, system.live, configured,
         )  # fmt: skip
         change = self.membership.change_membership
+        asleep = sleepers.Sleepers(
+            self.node_id, sleepers.Groups(system.quiescence.table, system.find, system.spec)
+        )
         mover = Mover(calls, system.members, change, self.transfer, system.spawn)
         doors = keeper.Doors(
-            lambda node, view: system.peers.send_blob(node, CATALOG_VIEW, 0, view), calls, mover, registry,
+            lambda node, view: system.peers.send_blob(node, CATALOG_VIEW, 0, view), calls, asleep, mover, registry,
             births.finish, change, meet, part,
         )  # fmt: skip
         self.keeper = found = Keeper(here, doors, look_s)

@@ -222,7 +222,8 @@ class Logs:
 
     def _import(self, at: At, found: Mapping[str, Any]) -> str:
         """Take a group that a node has and the catalogue has not; return its state. Of two of one name the older
-        definition, then the lower uid, keeps it."""
+        definition, then the lower uid, keeps it. At index 0 nobody ever led it: it is an intent, which may have been
+        taken back elsewhere."""
         name, uid, created = str(found["name"]), int(found["uid"]), int(found["created"])
         voters, learners, index = found["voters"], found.get("learners", ()), int(found.get("index", 0))
         if name == RESERVED:
@@ -230,7 +231,7 @@ class Logs:
         if uid in self.uids:
             self._report(at, uid, index, voters, learners)
             return self._row(uid)[1].state
-        state = LIVE
+        state = LIVE if index else MAKING
         holder = self.find(name)
         if holder is not None:
             if (holder.created, holder.uid) < (created, uid) or holder.state == MAKING:

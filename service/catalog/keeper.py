@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence, Set
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -33,6 +33,7 @@ from .mover import UNDO, Mover
 from .planner import Plan
 from .reconciler import doing, planned
 from .silence import REPLACE_AFTER_S, Silence, too_many
+from .sleepers import Sleepers
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +46,11 @@ PLAN_LOOKS = 10
 """A plan is made once in so many looks: of a hundred thousand logs it is a second's work."""
 REPORTS_MAX = 2000
 """Groups in one command: some 100 KiB."""
-WOKEN_MAX = 64
-"""Sleeping groups that are woken in a look, once in their lives, to be imported."""
-SCAN_S = 60.0
-"""How often sleeping groups are looked through: there may be a hundred thousand."""
 HELLO_S = 2.0
 FINISH_S = 30.0
 """After so long the catalogue's leader finishes a creation whose creator says nothing."""
+FINISHED_MAX = 64
+"""Of these, so many a look: each is a question to its members' nodes."""
 
 
 def catalog_uid(cluster: str, incarnation: int = 0) -> int:
@@ -112,10 +111,6 @@ class Here(NamedTuple):
     """What it says of itself: directory, addresses, epoch, versions, space, labels."""
     names: MutableMapping[str, int]
     members: Mapping[int, Member]
-    asleep: Callable[[], Iterable[int]]
-    """Groups that sleep under this node."""
-    find: Callable[[int], Member | None]
-    """A group's member, woken."""
     has: Callable[[int], bool]
     live: Set[int]
     configured: Collection[int]
@@ -129,6 +124,7 @@ class Doors(NamedTuple):
     """Tell a node whom this one hears."""
 
     calls: CatalogCalls
+    sleepers: Sleepers
     mover: Mover
     registry: Registry
     finish: Callable[[Sequence[Log]], Awaitable[None]]
@@ -160,7 +156,6 @@ class Keeper:
         # By uid of creations: since when this node sees them, by the monotonic clock.
         self._making: dict[int, float] = {}
         self._silence: Silence | None = None
-        self._scan_at = 0.0
         self._said: dict[int, Mapping[str, Any]] = {}
         # By node: whom it hears, by its last word.
         self.views: dict[int, frozenset[int]] = {}
@@ -300,8 +295,9 @@ class Keeper:
         here, logs, own = self._here, logs_of(catalog), self.member()
         if own is not None and own.raft.term != self._term:
             # Another leader, perhaps of a copy that was recovered and knows less than was told.
-            self._term, self._scan_at = own.raft.term, 0.0
+            self._term = own.raft.term
             self._reported.clear()
+            self._doors.sleepers.begin()
         reports: list[Any] = []
         imports: list[dict[str, Any]] = []
         for uid, member in list(here.members.items()):
@@ -321,23 +317,14 @@ class Keeper:
                 imports.append(_imported(member.spec, index, configuration.voters, configuration.learners))
             if len(reports) + len(imports) >= REPORTS_MAX:
                 break
-        if time.monotonic() >= self._scan_at:
-            unknown = self._unknown(logs)
-            self._scan_at = 0.0 if len(unknown) == WOKEN_MAX else time.monotonic() + SCAN_S
-            for uid in unknown:
-                # It reports itself in a later look: who sleeps does not know its members.
-                here.find(uid)
+        # Index 0: an intent, that the catalogue's leader sees to, as nobody knows whether it was finished.
+        imports += (_imported(spec, 0, spec.voters, ()) for spec in self._doors.sleepers.look(logs))
         if reports:
             await self._doors.calls.change("logs", "report", {"logs": reports})
-        if imports:
-            await self._doors.calls.change("logs", "import", {"logs": imports})
+        for at in range(0, len(imports), REPORTS_MAX):
+            await self._doors.calls.change("logs", "import", {"logs": imports[at : at + REPORTS_MAX]})
         if len(self._reported) > 2 * len(here.members) + REPORTS_MAX:
             self._reported = {uid: index for uid, index in self._reported.items() if uid in here.members}
-
-    def _unknown(self, logs: Logs) -> list[int]:
-        """Return groups that sleep under this node and that the catalogue has not seen, `WOKEN_MAX` at most."""
-        rows = ((uid, logs.of_uid(uid)) for uid in self._here.asleep())
-        return list(islice((uid for uid, row in rows if row is None or not row.seen), WOKEN_MAX))
 
     async def _let_go(self, catalog: Catalog) -> None:
         """Let go what was deleted or is taken back, and say so; finish what nobody finishes, as the leader."""
@@ -358,7 +345,7 @@ class Keeper:
         self._making = {row.uid: self._making.get(row.uid, now) for row in rows if row.state == MAKING}
         late = [row for row in rows if row.state == MAKING and now - self._making[row.uid] > FINISH_S]
         if late and self._doors.calls.leads():
-            await self._doors.finish(late)
+            await self._doors.finish(late[:FINISHED_MAX])
 
     # Where it leads.
 
@@ -422,6 +409,8 @@ class Keeper:
         states = {number: row.state for number, row in nodes_of(catalog).rows}
         zones = {number: row.zone for number, row in nodes_of(catalog).rows}
         if len(rows.rows) and not rows.paused and not too_many(states, zones):
+            for uid in rows.of:
+                self._doors.sleepers.rouse(uid)
             self._doors.mover.look(dict(rows.rows), self._here.live)
 
 

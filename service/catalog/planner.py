@@ -24,6 +24,8 @@ from .silence import too_many
 UNEVEN = 1.05
 REPLACE, ADD, REMOVE, LEAD = "replace", "add", "remove", "lead"
 GONE = (DEAD, REMOVED)
+UNKNOWN = "unknown"
+"""Of a node that has never said who it is: one that starts later than the others with its logs is not gone."""
 
 
 class Proposed(NamedTuple):
@@ -123,7 +125,7 @@ class Planner:
             self._load[target] += 1
 
     def _state(self, node: int) -> str:
-        return self._states.get(node, REMOVED)
+        return self._states.get(node, UNKNOWN)
 
     # What one log lacks.
 
@@ -131,7 +133,7 @@ class Planner:
         """Plan one move at most for a log that has a dead member, is short, or stands on a node that drains."""
         log = row.log
         gone = sorted(node for node in row.voters if self._state(node) in GONE)
-        here = [node for node in row.voters if self._state(node) not in (*GONE, SILENT)]
+        here = [node for node in row.voters if self._state(node) not in (*GONE, SILENT, UNKNOWN)]
         if gone and len(here) * 2 <= len(row.voters):
             if all(self._state(node) in GONE or node in here for node in row.voters):
                 self._no_quorum(row, here)
@@ -151,6 +153,11 @@ class Planner:
         for source in sorted(row.voters):
             if self._state(source) == DRAINING:
                 self._replace(row, source, f"node {source} drains")
+                return
+        for node in sorted(row.voters):
+            if self._state(node) == UNKNOWN:
+                hint = f"start node {node}, or: logyard members replace {log.name} --node {node} --with NODE"
+                self._stuck.append(Stuck(log.uid, log.name, f"node {node} has not said yet who it is", hint))
                 return
 
     def _no_quorum(self, row: _Row, here: Collection[int]) -> None:

@@ -84,11 +84,11 @@ class SimLife(Life):
     """A process with its door to the disk."""
 
     files: FileSystem
-    disk: _Disk
+    disk: HostDisk
     old_program: bool
 
 
-class _Disk(SimDisk):
+class HostDisk(SimDisk):
     """A door that knows how long a sync takes now."""
 
     __slots__ = ()
@@ -107,6 +107,9 @@ Machines = Callable[[str, dict[str, Any]], Machine]
 class Cluster:
     """Nodes 1..n, one network."""
 
+    disk_type: type[HostDisk] = HostDisk
+    network_type: type[SimNetwork] = SimNetwork
+
     def __init__(
         self,
         loop: Loop,
@@ -120,7 +123,7 @@ class Cluster:
         self.draw = random.Random(seed)
         self.config = SystemConfig(**{**LIMITS, **limits})
         transport = replace(TransportConfig.of(self.config), refused_timeout_ms=300)
-        self.network = SimNetwork(loop, transport, self.draw.getrandbits(64))
+        self.network = self.network_type(loop, transport, self.draw.getrandbits(64))
         self.hosts = {number: Host(number, self.draw) for number in range(1, count + 1)}
         self.machines = machines
         self.old_machines = old_machines
@@ -143,7 +146,7 @@ class Cluster:
         life = SimLife(self.loop, number, random.Random(self.draw.getrandbits(64)), host.drift, 100.0)
         life.files = host.files
         life.old_program = host.old_program
-        life.disk = _Disk(host.files, host.faults, life)
+        life.disk = self.disk_type(host.files, host.faults, life)
         life.disk.crash_in = crash_in
         life.thread_s = host.thread_s
         life.wall_jump_ns = host.wall_jump_ns
@@ -163,15 +166,19 @@ class Cluster:
             # Here nothing takes time, so no loop is ever saturated.
             system.ready_loop.linger.watch(lambda: 0.0)
         await system.open()
-        others = [number for number in self.hosts if number != host.number]
         peers = self.network.enter(
-            life, system.host.inbound, others, system.host.disk_health.healthy, system.quiescence.digests.digest,
-            system.incarnation.origin, system.incarnation.acquaintances, system.vitals,
+            life, system.host.inbound, self.known_to(host), system.host.disk_health.healthy,
+            system.quiescence.digests.digest, system.incarnation.origin, system.incarnation.acquaintances,
+            system.vitals,
         )  # fmt: skip
         host.system = system
         host.ready = True
         self.on_ready(host)
         await system.run(peers)
+
+    def known_to(self, host: Host) -> list[int]:
+        """The other nodes that a process dials when it begins."""
+        return [number for number in self.hosts if number != host.number]
 
     def spawn(
         self, number: int, coro: Coroutine[Any, Any, Any], what: str, done: Callable[..., None] | None = None

@@ -113,6 +113,14 @@ def test_an_import_keeps_the_older_definition_then_the_lower_uid() -> None:
     assert [row["uid"] for row in told.ask("logs", "list", state="conflicting")] == [3, 9]
 
 
+def test_an_import_of_what_nobody_ever_led_is_an_intent() -> None:
+    told = Told()
+    assert told("logs", "import", logs=[{**imported("a", 7, 50, 1, 2), "index": 0}]) == ["making"]
+    assert told("logs", "undo", uids=[7]) == ["undoing"], "as it may have been taken back elsewhere"
+    assert told("logs", "import", logs=[{**imported("b", 8, 50, 1, 2), "index": 0}]) == ["making"]
+    assert told("logs", "report", logs=[(8, 1, (1, 2), ())]) == [True] and states(told)["b"] == "live"
+
+
 def test_names_of_old_with_an_underline_stay_and_one_stops_the_import() -> None:
     told = Told()
     assert told("logs", "import", logs=[imported("_mine", 7, 50, 1)]) == ["live"]
