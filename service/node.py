@@ -30,6 +30,7 @@ from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.peers import Peers
 from logyard.engine.transport.reactor import reactor
 from logyard.engine.types import Buffer
+from logyard.machines.catalog.plan import Move
 from logyard.machines.log.command import TRUNCATE
 from logyard.machines.registry import create_machine
 from logyard.protocol.errors import BadRequest, Refused, UnknownGroup
@@ -255,6 +256,9 @@ class Node:
         def find() -> Member | None:
             return self.keeper.member() if self.keeper is not None else None
 
+        def move(number: int) -> Move | None:
+            return self.keeper.move(number) if self.keeper is not None else None
+
         network = catalog_calls.Network(system.live, lambda *blob: system.peers.send_blob(*blob))
         calls = CatalogCalls(self.node_id, find, self.command, network, system.spawn)
         births = Births(calls, registry)
@@ -268,7 +272,7 @@ class Node:
         asleep = sleepers.Sleepers(
             self.node_id, sleepers.Groups(system.quiescence.table, system.find, system.spec)
         )
-        mover = Mover(calls, system.members, change, self.transfer, system.spawn)
+        mover = Mover(calls, system.members, system.live, move, change, self.transfer, system.spawn)
         doors = keeper.Doors(
             lambda node, view: system.peers.send_blob(node, CATALOG_VIEW, 0, view), calls, asleep, mover, registry,
             births.finish, change, meet, part,

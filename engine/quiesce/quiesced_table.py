@@ -276,6 +276,11 @@ class QuiescedTable:
         numbers = [str(number) for number, shape in enumerate(self._shapes) if holds(shape)]
         return self.rows(f"leader = {self.node} AND {LED} AND shape IN ({','.join(numbers)})") if numbers else iter(())
 
+    def led_here(self) -> list[int]:
+        """Return the groups that this node leads, in one go: tens of thousands are some milliseconds."""
+        found = self._table.execute(f"SELECT uid FROM rows WHERE leader = {self.node} AND {LED}").fetchall()
+        return [uid & MASK for (uid,) in found]
+
     def between(self, leader: int, follower: int) -> Iterator[tuple[int, Row]]:
         """Yield the groups behind the digest of `leader` for `follower`; one of the two is this node."""
         for uid, row in self.rows(f"leader = ? AND {LED}", leader):

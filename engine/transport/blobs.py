@@ -51,7 +51,7 @@ CATALOG_ANSWER = 51
 """{"reply", "error", "leader"}: the machine's reply, or why there is none, and who may lead."""
 CATALOG_VIEW = 52
 """{"live", "founded"}: the nodes that the sender hears, and a number of its catalogue's founding, or 0; to who leads it
-also "led": groups that the sender leads."""
+also "led": groups that the sender leads, awake or not, eight bytes each."""
 
 GROUPS = (
     UNKNOWN_GROUPS, DEFINE_GROUPS, DEFINED, DELETE_GROUPS, REMOVED_GROUPS, REFUSED_GROUPS, TAKE_BACK,
@@ -99,6 +99,10 @@ def _text(value: Any) -> bool:
 
 def _bytes(value: Any) -> bool:
     return isinstance(value, bytes)
+
+
+def _uids(value: Any) -> bool:
+    return isinstance(value, bytes) and len(value) % 8 == 0
 
 
 def _text_or_none(value: Any) -> bool:
@@ -177,7 +181,7 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
     SLEEPERS: {"parts": _list_of(_number), "groups": _list_of(_row(_number, _number))},
     CATALOG_ASK: {"command": _bytes},
     CATALOG_ANSWER: {"reply": _bytes_or_none, "error": _text_or_none, "leader": _number},
-    CATALOG_VIEW: {"live": _list_of(_number), "founded": _number, "led?": _list_of(_number)},
+    CATALOG_VIEW: {"live": _list_of(_number), "founded": _number, "led?": _uids},
 }
 """By kind (docs/wire.md): the keys that must be there, or with "?" may be; a newer node may say more."""
 

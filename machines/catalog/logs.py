@@ -75,6 +75,8 @@ class Logs:
         self.uids: dict[int, int] = {}
         self.unsettled: set[int] = set()
         """Numbers of those that are being made, taken back or deleted."""
+        self.revision = 0
+        """Counts changes of this copy: not part of what is replicated."""
         self._held: Counter[int] = Counter()
         # Names of logs that are going, with their numbers: their members may still have them.
         self._going: dict[str, set[int]] = {}
@@ -303,6 +305,7 @@ class Logs:
             return False
         self._unindex(number, row)
         self.rows.drop(number)
+        self.revision += 1
         return True
 
     # Keeping.
@@ -340,6 +343,7 @@ class Logs:
             self._unindex(number, old)
         self.rows.put(number, row)
         self._index(number, row)
+        self.revision += 1
 
     def _index(self, number: int, row: Log) -> None:
         self.uids[row.uid] = number

@@ -87,9 +87,9 @@ class Table(Generic[Row]):
         return number in self._shards.get(number // ROWS_PER_SHARD, ())
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
-        """Yield (number, row), by number."""
+        """Yield (number, row), by number; rows may come and go meanwhile."""
         for shard in sorted(self._shards):
-            for number, data in sorted(self._shards[shard].items()):
+            for number, data in sorted(self._shards.get(shard, {}).items()):
                 yield number, self._unpacked(data)
 
     def get(self, number: int) -> Row | None:

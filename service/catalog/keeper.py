@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import struct
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence, Set
-from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from logyard.engine.types import Spec
 from logyard.machines.catalog import Catalog
 from logyard.machines.catalog.logs import DELETING, MAKING, RESERVED, UNDOING, Log, Logs
 from logyard.machines.catalog.nodes import Nodes
+from logyard.machines.catalog.plan import Move
 from logyard.machines.catalog.plan import Plan as PlanSection
 from logyard.protocol.errors import Busy, LogyardError
 
@@ -31,7 +32,7 @@ from .calls import CatalogCalls
 from .electorate import next_step
 from .mover import UNDO, Mover
 from .planner import Plan
-from .reconciler import doing, planned
+from .reconciler import Reconciler, Seen, planner_of
 from .silence import REPLACE_AFTER_S, Silence, too_many
 from .sleepers import Sleepers
 
@@ -40,10 +41,13 @@ log = logging.getLogger(__name__)
 VERSIONS: Mapping[str, int] = MappingProxyType({"catalog": 1})
 """What a node of this release says that it knows."""
 LOOK_S = 1.0
-LED_MAX = 5000
-"""Groups that a node names as led by it."""
+UID = struct.Struct("<Q")
+LED_MAX = 500_000
+"""Groups that a node names as led by it: 4 MB."""
+LED_LOOKS = 5
+"""It looks once in so many looks which those are."""
 PLAN_LOOKS = 10
-"""A plan is made once in so many looks: of a hundred thousand logs it is a second's work."""
+"""A plan is made once in so many looks, at most."""
 REPORTS_MAX = 2000
 """Groups in one command: some 100 KiB."""
 HELLO_S = 2.0
@@ -160,8 +164,11 @@ class Keeper:
         # By node: whom it hears, by its last word.
         self.views: dict[int, frozenset[int]] = {}
         self._others: dict[int, int] = {}
-        self._leads: dict[int, list[int]] = {}
-        self._plan_at = 0.0
+        # By node: the groups that it leads, as it said; and what this one says.
+        self._leads: dict[int, bytes] = {}
+        self._led = b""
+        self._led_at = 0.0
+        self._reconciler: Reconciler | None = None
         self._stir = trio.Event()
 
     def member(self) -> Member | None:
@@ -219,23 +226,27 @@ class Keeper:
         here, member = self._here, self.member()
         plain = {"live": sorted(here.live), "founded": _founding(member)}
         leader = member.raft.leader if member is not None else 0
+        now = time.monotonic()
+        if here.live - {here.node_id} and now >= self._led_at:
+            self._led, self._led_at = self._leads_now(), now + LED_LOOKS * self._look_s
         for node in here.live - {here.node_id}:
-            view = {**plain, "led": self._led()} if node == leader else plain
+            view = {**plain, "led": self._led} if node == leader else plain
             if self._said.get(node) != view and self._doors.say(node, view):
                 self._said[node] = view
         for node in self._said.keys() - here.live:
             del self._said[node]
 
-    def _led(self) -> list[int]:
-        """Return groups that this node leads, those that are awake."""
-        led = (uid for uid, member in self._here.members.items() if member.raft.role == LEADER and uid != self.uid)
-        return sorted(islice(led, LED_MAX))
+    def _leads_now(self) -> bytes:
+        """Return the groups that this node leads, awake or not, as they travel."""
+        led = [uid for uid, member in self._here.members.items() if member.raft.role == LEADER and uid != self.uid]
+        led = sorted((led + self._doors.sleepers.led())[:LED_MAX])
+        return struct.pack(f"<{len(led)}Q", *led)
 
     def leaders(self) -> dict[int, int]:
         """Return who leads what, as far as the nodes that live have said."""
         here = self._here
-        found = {uid: node for node in here.live & self._leads.keys() for uid in self._leads[node]}
-        return {**found, **dict.fromkeys(self._led(), here.node_id)}
+        said = {**self._leads, here.node_id: self._leads_now()}
+        return {uid: node for node in sorted(here.live & said.keys()) for (uid,) in UID.iter_unpack(said[node])}
 
     def on_view(self, node: int, view: Mapping[str, Any]) -> None:
         """Hear whom a node hears, and when its catalogue was founded."""
@@ -353,7 +364,7 @@ class Keeper:
         """Look after the catalogue itself, where it is led: whose it is, who is silent, who votes."""
         member = self.member()
         if member is None or not self._doors.calls.leads():
-            self._silence = None
+            self._silence = self._reconciler = None
             return
         nodes = nodes_of(catalog)
         if nodes.uid != self.uid:
@@ -374,28 +385,31 @@ class Keeper:
             log.info("the catalogue's members change: %s", changes)
             await self._doors.change(RESERVED, changes)
 
-    def plan(self) -> Plan | None:
-        """Return what the reconciler would do, by what this node knows."""
+    async def plan(self) -> Plan | None:
+        """Return what the reconciler would do, by what this node knows; others have their turn meanwhile."""
         catalog = self.catalog
         if catalog is None:
             return None
-        moves = dict(plan_of(catalog).rows)
-        return planned(dict(nodes_of(catalog).rows), logs_of(catalog), self.leaders(), moves)
+        planner = planner_of(self._seen_in(catalog))
+        for _ in planner.steps():
+            await trio.sleep(0)
+        return planner.found()
+
+    def _seen_in(self, catalog: Catalog) -> Seen:
+        logs, moves = logs_of(catalog), dict(plan_of(catalog).rows)
+        nodes = dict(nodes_of(catalog).rows)
+        return Seen(nodes, logs, logs.of_uid, len(logs.rows), logs.revision, self.leaders, moves)
 
     async def _reconcile(self, catalog: Catalog) -> None:
         """Have moves begun, as far as there is room for them, and those given up that are in vain."""
-        now = time.monotonic()
-        if now < self._plan_at:
+        change = self._doors.calls.change
+        if plan_of(catalog).paused:
             return
-        self._plan_at = now + PLAN_LOOKS * self._look_s
-        rows, change = plan_of(catalog), self._doors.calls.change
-        found = self.plan()
-        if rows.paused or found is None:
-            return
-        moves, logs = dict(rows.rows), logs_of(catalog)
-        todo = doing(
-            found, dict(nodes_of(catalog).rows), {move.uid: logs.of_uid(move.uid) for move in moves.values()}, moves
-        )
+        self._reconciler = self._reconciler or Reconciler(PLAN_LOOKS * self._look_s)
+        seen = self._seen_in(catalog)
+        for _ in self._reconciler.planning(time.monotonic(), seen):
+            await trio.sleep(0)
+        todo = self._reconciler.doing(seen)
         for number in todo.undo:
             await change("plan", "step", {"number": number, "step": UNDO})
         for number in todo.end:
@@ -406,12 +420,20 @@ class Keeper:
     async def _move(self, catalog: Catalog) -> None:
         """Take the next step of moves of groups led here."""
         rows = plan_of(catalog)
+        if len(rows.rows) and self._may_move(catalog):
+            for uid in rows.of.keys() - self._here.members.keys():
+                self._doors.sleepers.rouse(uid)
+            self._doors.mover.look(dict(rows.rows))
+
+    def _may_move(self, catalog: Catalog) -> bool:
         states = {number: row.state for number, row in nodes_of(catalog).rows}
         zones = {number: row.zone for number, row in nodes_of(catalog).rows}
-        if len(rows.rows) and not rows.paused and not too_many(states, zones):
-            for uid in rows.of:
-                self._doors.sleepers.rouse(uid)
-            self._doors.mover.look(dict(rows.rows), self._here.live)
+        return not plan_of(catalog).paused and not too_many(states, zones)
+
+    def move(self, number: int) -> Move | None:
+        """Return a move that is under way; None for one that is over, or stands still with all others."""
+        catalog = self.catalog
+        return None if catalog is None or not self._may_move(catalog) else plan_of(catalog).rows.get(number)
 
 
 def _founding(member: Member | None) -> int:

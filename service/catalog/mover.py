@@ -1,8 +1,10 @@
-"""Moves of the plan, done where a group's leader is: each look takes the next step of each move of a group led here.
+"""Moves of the plan, done where a group's leader is: a task for each, which takes one step after the other.
 
 A step is read off the group's configuration, so a move goes on wherever its group is led next, and one that was done
 already is done again without effect. A member that is replaced leaves in the same joint change in which the new one
-gets its vote. Invariant: nothing is begun while the plan is paused or too many nodes are silent. Called by the keeper.
+gets its vote. A task ends where its move does, or where it waits for long: the next look takes it up again. Invariants:
+nothing is begun while the plan is paused or too many nodes are silent; a move is over for the catalogue only when it
+knows the group's members as they are then, so that nobody plans it again. Called by the keeper.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ UNDO = "undo"
 """The step of a move that is given up: what it added and has no vote leaves again."""
 LAG_ENTRIES = 64
 STEP_S = 30.0
-AT_ONCE = 16
+WAIT_S = 2.0
+"""A step that waits for so long leaves its place to others."""
+PAUSE_S = 0.05
+AT_ONCE = 64
 
 
 class Step(NamedTuple):
@@ -60,6 +65,8 @@ def next_step(move: Move, configuration: Configuration, leader: int, caught_up: 
         if source not in voters | learners:
             return Step(outcome="done")
         return _removed(source, voters, leader, caught_up)
+    if move.kind == REPLACE and not {source, target} & (voters | learners):
+        return Step(outcome="its source is no member")
     if target in voters:
         if move.kind == ADD or source not in voters | learners:
             return Step(outcome="done")
@@ -85,56 +92,88 @@ def _removed(source: int, voters: Set[int], leader: int, caught_up: Set[int]) ->
 
 
 class Mover:
-    """One node's. `find` returns a group's member here; `change` makes one change of membership, `transfer` hands a
-    leadership over; `spawn` runs a task."""
+    """One node's. `find` returns a move that is under way, None for one that is over or stands still; `change` makes
+    one change of membership, `transfer` hands a leadership over; `spawn` runs a task."""
 
     def __init__(
         self,
         calls: CatalogCalls,
         members: Mapping[int, Member],
+        live: Set[int],
+        find: Callable[[int], Move | None],
         change: Callable[[str, Sequence[tuple[str, int]]], Awaitable[object]],
         transfer: Callable[[str, int], Awaitable[object]],
         spawn: Callable[..., None],
     ) -> None:
         self._calls = calls
         self._members = members
+        self._live = live
+        self._find = find
         self._change = change
         self._transfer = transfer
         self._spawn = spawn
         self._busy: set[int] = set()
 
-    def look(self, moves: Mapping[int, Move], live: Set[int]) -> None:
-        """Begin the next step of each move (by number) of a group led here."""
+    def look(self, moves: Mapping[int, Move]) -> None:
+        """Take up each move (by number) of a group led here."""
         for number, move in moves.items():
-            member = self._members.get(move.uid)
-            if member is None or member.raft.role != LEADER or not member.leading or number in self._busy:
-                continue
             if len(self._busy) >= AT_ONCE:
                 return
-            raft = member.raft
-            if raft.configuration_index > raft.commit:
-                continue
-            caught_up = {raft.node} | {
-                node
-                for node, progress in raft.progress.items()
-                if node in live and progress.match + LAG_ENTRIES >= raft.commit and progress.match
-            }
-            step = next_step(move, raft.configuration, raft.node, caught_up)
-            if step != WAIT:
+            if number not in self._busy and self._led(move.uid) is not None:
                 self._busy.add(number)
-                self._spawn(self._do, number, move, member.spec.name, step)
+                self._spawn(self._do, number)
 
-    async def _do(self, number: int, move: Move, name: str, step: Step) -> None:
+    def _led(self, uid: int) -> Member | None:
+        """Return a group's member, if it leads and knows all of its earlier leaders."""
+        member = self._members.get(uid)
+        return member if member is not None and member.raft.role == LEADER and member.leading else None
+
+    def _next(self, move: Move) -> tuple[Member, Step] | None:
+        """Return what is to be done next for a group that is led here; None when it is not."""
+        member = self._led(move.uid)
+        if member is None:
+            return None
+        raft = member.raft
+        if raft.configuration_index > raft.commit:
+            return member, WAIT
+        caught_up = {raft.node} | {
+            node
+            for node, progress in raft.progress.items()
+            if node in self._live and progress.match + LAG_ENTRIES >= raft.commit and progress.match
+        }
+        return member, next_step(move, raft.configuration, raft.node, caught_up)
+
+    async def _do(self, number: int) -> None:
+        waited = 0.0
         try:
             with trio.move_on_after(STEP_S):
-                if step.outcome:
-                    await self._calls.change("plan", "finish", {"number": number, "outcome": step.outcome})
-                elif step.transfer:
-                    await self._transfer(name, step.transfer)
-                else:
-                    await self._change(name, step.changes)
+                while waited < WAIT_S:
+                    move = self._find(number)
+                    found = None if move is None else self._next(move)
+                    if found is None:
+                        return
+                    member, step = found
+                    if step == WAIT:
+                        await trio.sleep(PAUSE_S)
+                        waited += PAUSE_S
+                        continue
+                    waited = 0.0
+                    if step.outcome:
+                        await self._finish(number, member, step.outcome)
+                        return
+                    if step.transfer:
+                        await self._transfer(member.spec.name, step.transfer)
+                    else:
+                        await self._change(member.spec.name, step.changes)
         except LogyardError as error:
             # The next look does what is left, here or where the group is led then.
-            log.info("move %d of %s, %s: %s", number, name, move.kind, error)
+            log.info("move %d: %s", number, error)
         finally:
             self._busy.discard(number)
+
+    async def _finish(self, number: int, member: Member, outcome: str) -> None:
+        index, configuration = member.raft.base
+        if not configuration.joint:
+            row = [member.uid, max(index, 1), configuration.voters, configuration.learners]
+            await self._calls.change("logs", "report", {"logs": [row]})
+        await self._calls.change("plan", "finish", {"number": number, "outcome": outcome})

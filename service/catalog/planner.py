@@ -12,16 +12,19 @@ shown by `logyard plan`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from logyard.machines.catalog.logs import LIVE, RESERVED, SYSTEM, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, REMOVED, SILENT, Node
 
 from .silence import too_many
 
+T = TypeVar("T")
+
 UNEVEN = 1.05
+ROWS_AT_ONCE = 128
 REPLACE, ADD, REMOVE, LEAD = "replace", "add", "remove", "lead"
 GONE = (DEAD, REMOVED)
 UNKNOWN = "unknown"
@@ -57,18 +60,28 @@ class Plan(NamedTuple):
 
 
 class _Row:
-    """A log, and where its members are as the plan goes on."""
+    """What counts of a log, and where its members are as the plan goes on: there may be a hundred thousand of these.
+    One whose leader was never heard is where it was to be made."""
 
-    __slots__ = ("log", "voters", "moved")
+    __slots__ = ("uid", "name", "copies", "learners", "zones", "pins", "voters", "moved")
 
     def __init__(self, log: Log) -> None:
-        self.log = log
-        self.voters = set(log.voters)
+        self.uid = log.uid
+        self.name = log.name
+        self.copies = log.copies
+        self.learners = log.learners if log.seen else ()
+        self.zones = log.zones
+        self.pins = log.pins
+        self.voters = log.voters if log.seen else log.members
         self.moved = False
 
+    def without(self, source: int, target: int) -> tuple[int, ...]:
+        """Return the voters with another one among them; 0: none."""
+        return (*(node for node in self.voters if node not in (source, target)), *((target,) if target else ()))
+
     def replace(self, source: int, target: int) -> None:
-        """Have another voter; 0: none."""
-        self.voters = (self.voters - {source}) | ({target} - {0})
+        """Have another voter."""
+        self.voters = self.without(source, target)
         self.moved = True
 
 
@@ -87,32 +100,57 @@ class Planner:
         self._states = {number: row.state for number, row in nodes.items()}
         self._zones = {number: "" if row.zone == "-" else row.zone for number, row in nodes.items()}
         self._targets = sorted(number for number, state in self._states.items() if state == ACTIVE)
+        self._active = frozenset(self._targets)
         self._leaders = leaders
         self._moves: list[Proposed] = []
         self._stuck: list[Stuck] = []
         self._load: Counter[int] = Counter()
-        self._rows = [_Row(log) for log in logs if log.state == LIVE and log.seen and log.name != RESERVED]
-        self._rows.sort(key=lambda row: (not row.log.name.startswith(SYSTEM), row.log.uid))
-        for row in self._rows:
-            self._load.update(row.voters)
-            if row.log.uid in moving:
-                target, source = moving[row.log.uid]
-                self._count(source, target)
-                row.replace(source, target)
+        self._logs = logs
+        self._moving = moving
+        self._rows: list[_Row] = []
 
     def plan(self) -> Plan:
-        """Return everything there is to do."""
-        for row in self._rows:
-            if not row.moved:
+        """Return everything there is to do, in one go."""
+        for _ in self.steps():
+            pass
+        return self.found()
+
+    def steps(self) -> Iterator[None]:
+        """Make the plan, in steps of `ROWS_AT_ONCE` logs, which are a millisecond or two: others have their turn in
+        between."""
+        yield from self._load_rows()
+        for row in _in_steps(self._rows):
+            if row is None:
+                yield
+            elif not row.moved:
                 self._repair(row)
-        if not self._stuck or self._targets:
-            self._spread()
-            self._even_members()
-            self._even_leaders()
+        if self._targets:
+            yield from self._spread()
+            yield from self._even_members()
+            yield from self._even_leaders()
+
+    def found(self) -> Plan:
+        """Return what was planned."""
         return Plan(self._moves, self._stuck, too_many(self._states, self._zones))
 
+    def _load_rows(self) -> Iterator[None]:
+        """Take the logs that count, the cluster's own first, and where each is, or is to be when it has moved."""
+        others: list[_Row] = []
+        for log in _in_steps(self._logs):
+            if log is None:
+                yield
+            elif log.state == LIVE and log.name != RESERVED:
+                row = _Row(log)
+                self._load.update(row.voters)
+                if log.uid in self._moving:
+                    target, source = self._moving[log.uid]
+                    self._count(source, target)
+                    row.replace(source, target)
+                (self._rows if log.name.startswith(SYSTEM) else others).append(row)
+        self._rows += others
+
     def _move(self, row: _Row, kind: str, source: int, target: int, why: str) -> None:
-        self._moves.append(Proposed(row.log.uid, row.log.name, kind, source, target, why))
+        self._moves.append(Proposed(row.uid, row.name, kind, source, target, why))
         if kind == LEAD:
             return
         self._count(source, target)
@@ -131,7 +169,8 @@ class Planner:
 
     def _repair(self, row: _Row) -> None:
         """Plan one move at most for a log that has a dead member, is short, or stands on a node that drains."""
-        log = row.log
+        if self._active.issuperset(row.voters) and len(row.voters) >= row.copies and not row.learners:
+            return
         gone = sorted(node for node in row.voters if self._state(node) in GONE)
         here = [node for node in row.voters if self._state(node) not in (*GONE, SILENT, UNKNOWN)]
         if gone and len(here) * 2 <= len(row.voters):
@@ -141,14 +180,14 @@ class Planner:
         for source in gone:
             self._replace(row, source, f"node {source} is dead")
             return
-        for node in sorted(log.learners):
+        for node in sorted(row.learners):
             if self._state(node) in GONE:
                 self._move(row, REMOVE, node, 0, f"node {node} is dead")
                 return
-        if len(row.voters) < log.copies:
+        if len(row.voters) < row.copies:
             target = self._target(row, 0)
             if target:
-                self._move(row, ADD, 0, target, f"{len(row.voters)} of {log.copies} copies")
+                self._move(row, ADD, 0, target, f"{len(row.voters)} of {row.copies} copies")
             return
         for source in sorted(row.voters):
             if self._state(source) == DRAINING:
@@ -156,19 +195,17 @@ class Planner:
                 return
         for node in sorted(row.voters):
             if self._state(node) == UNKNOWN:
-                hint = f"start node {node}, or: logyard members replace {log.name} --node {node} --with NODE"
-                self._stuck.append(Stuck(log.uid, log.name, f"node {node} has not said yet who it is", hint))
+                hint = f"start node {node}, or: logyard members replace {row.name} --node {node} --with NODE"
+                self._stuck.append(Stuck(row.uid, row.name, f"node {node} has not said yet who it is", hint))
                 return
 
     def _no_quorum(self, row: _Row, here: Collection[int]) -> None:
-        log = row.log
         if here:
-            why = f"a majority of its voters {sorted(log.voters)} is dead"
-            best = min(here)
-            hint = f"logyard force-shrink {log.name} --node {best} --yes-the-quorum-is-lost"
+            why = f"a majority of its voters {sorted(row.voters)} is dead"
+            hint = f"logyard force-shrink {row.name} --node {min(here)} --yes-the-quorum-is-lost"
         else:
-            why, hint = f"all of its voters {sorted(log.voters)} are dead", "bring back one of their directories"
-        self._stuck.append(Stuck(log.uid, log.name, why, hint))
+            why, hint = f"all of its voters {sorted(row.voters)} are dead", "bring back one of their directories"
+        self._stuck.append(Stuck(row.uid, row.name, why, hint))
 
     def _replace(self, row: _Row, source: int, why: str) -> None:
         target = self._target(row, source)
@@ -176,42 +213,44 @@ class Planner:
             self._move(row, REPLACE, source, target, why)
         else:
             hint = "add a node: logyard nodes invite"
-            self._stuck.append(Stuck(row.log.uid, row.log.name, f"{why}, and no node can take its place", hint))
+            self._stuck.append(Stuck(row.uid, row.name, f"{why}, and no node can take its place", hint))
 
     def _target(self, row: _Row, source: int, most: int = 1 << 62) -> int:
         """Return the node that should get a member: the one that replaces `source`, a pinned one, one in the zone that
         has the fewest of this log, the one with the fewest members; 0 where there is none below `most`."""
-        log, zones = row.log, self._zones
+        zones = self._zones
         there = Counter(zones[node] for node in row.voters if node != source and node in zones)
-        learners = set(log.learners)
         best, found = (True, True, 0, 0, 0), 0
         for node in self._targets:
             load = self._load[node]
-            if node in row.voters or load >= most or (node in learners and self._state(node) in GONE):
+            if node in row.voters or load >= most:
                 continue
-            if log.zones and zones[node] not in log.zones:
+            if row.zones and zones[node] not in row.zones:
                 continue
             replaces = bool(source) and self._nodes[node].replaces == source
-            rank = (not replaces, node not in log.pins, there[zones[node]], load, node)
+            rank = (not replaces, node not in row.pins, there[zones[node]], load, node)
             if not found or rank < best:
                 best, found = rank, node
         return found
 
     # What all logs together are.
 
-    def _spread(self) -> None:
+    def _spread(self) -> Iterator[None]:
         """Plan moves out of zones that have two members of a log while another has none."""
         zones = {self._zones[node] for node in self._targets}
         if len(zones) < 2:
             return
-        for row in self._rows:
-            if row.moved or not self._sound(row):
+        for row in _in_steps(self._rows):
+            if row is None:
+                yield
+                continue
+            if row.moved or not self._active.issuperset(row.voters):
                 continue
             there = Counter(self._zones[node] for node in row.voters)
             zone, count = max(there.items(), key=lambda item: (item[1], item[0]))
             if count < 2:
                 continue
-            crowded = [node for node in row.voters if self._zones[node] == zone and node not in row.log.pins]
+            crowded = [node for node in row.voters if self._zones[node] == zone and node not in row.pins]
             if not crowded:
                 continue
             source = max(crowded, key=lambda node: (self._load[node], node))
@@ -219,10 +258,7 @@ class Planner:
             if target and there[self._zones[target]] < count - 1:
                 self._move(row, REPLACE, source, target, f"{count} members in zone {zone!r}")
 
-    def _sound(self, row: _Row) -> bool:
-        return all(self._state(node) == ACTIVE for node in row.voters)
-
-    def _even_members(self) -> None:
+    def _even_members(self) -> Iterator[None]:
         """Plan moves from nodes above the even share to those below it."""
         if len(self._targets) < 2:
             return
@@ -232,20 +268,20 @@ class Planner:
         if not self._is_uneven([self._load[node] for node in self._targets], share):
             return
         surplus = {node: self._load[node] - share for node in self._targets if self._load[node] > share}
-        for row in self._rows:
+        for row in _in_steps(self._rows):
             if not surplus:
                 return
-            if row.moved or not self._sound(row):
+            if row is None:
+                yield
                 continue
-            sources = [node for node in row.voters if node in surplus and node not in row.log.pins]
+            if row.moved or surplus.keys().isdisjoint(row.voters) or not self._active.issuperset(row.voters):
+                continue
+            sources = [node for node in row.voters if node in surplus and node not in row.pins]
             if not sources:
                 continue
             source = max(sources, key=lambda node: (surplus[node], node))
-            before = self._crowding(row.voters)
             target = self._target(row, source, least or 1) or self._target(row, source, share)
-            if not target:
-                continue
-            if self._crowding((row.voters - {source}) | {target}) > before:
+            if not target or self._crowding(row.without(source, target)) > self._crowding(row.voters):
                 continue
             self._move(row, REPLACE, source, target, f"node {source} has more than {share} members")
             surplus[source] -= 1
@@ -256,12 +292,15 @@ class Planner:
         """Return how far from spread over zones these are."""
         return sum(count * count for count in Counter(self._zones[node] for node in nodes).values())
 
-    def _even_leaders(self) -> None:
+    def _even_leaders(self) -> Iterator[None]:
         """Plan handing leaderships over from nodes that lead more than the even share."""
         leads = Counter(dict.fromkeys(self._targets, 0))
         led: list[tuple[_Row, int]] = []
-        for row in self._rows:
-            leader = self._leaders.get(row.log.uid, 0)
+        for row in _in_steps(self._rows):
+            if row is None:
+                yield
+                continue
+            leader = self._leaders.get(row.uid, 0)
             if leader in leads and not row.moved:
                 leads[leader] += 1
                 led.append((row, leader))
@@ -270,7 +309,11 @@ class Planner:
         share = ceil(len(led) / len(self._targets))
         if not self._is_uneven(list(leads.values()), share):
             return
-        for row, leader in led:
+        for one in _in_steps(led):
+            if one is None:
+                yield
+                continue
+            row, leader = one
             if leads[leader] <= share:
                 continue
             able = [node for node in row.voters if node in leads and node != leader]
@@ -283,3 +326,11 @@ class Planner:
     @staticmethod
     def _is_uneven(counts: Collection[int], share: int) -> bool:
         return max(counts) > max(share + 1, UNEVEN * sum(counts) / len(counts))
+
+
+def _in_steps(found: Iterable[T]) -> Iterator[T | None]:
+    """Yield what there is, and None after each so many."""
+    for number, one in enumerate(found, 1):
+        yield one
+        if number % ROWS_AT_ONCE == 0:
+            yield None

@@ -1,27 +1,50 @@
-"""What the catalogue's leader does with the plan: proposes moves as far as there is room, gives up those whose reason
-is gone.
+"""What the catalogue's leader does with plans: makes one in steps, proposes its moves as far as there is room, gives up
+those whose reason is gone.
 
-Everything that is under way stands in the plan itself, so a new leader goes on where the old one stood. Invariants: at
-most `AT_ONCE` moves, and `PER_NODE` on each node, are under way; none is proposed while the plan is paused or held.
-Called by the keeper, where it leads.
+Everything that is under way stands in the plan itself, so a new leader goes on where the old one stood; what is planned
+and not begun yet is only here, and planned anew. A plan of a hundred thousand logs is half a second's work, so it is
+made in steps, over several looks, and only where something has changed since the last one that found nothing.
+Invariants: at most `AT_ONCE` moves, and `PER_NODE` on each node that lives, are under way; a move is begun only where
+the log still is as it was planned for; none while too many nodes are silent. How many bytes a second a node takes for
+its new members is the engine's (`snapshot_bytes_per_s`). Called by the keeper, where it leads.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from logyard.machines.catalog.logs import Log
-from logyard.machines.catalog.nodes import ACTIVE, DEAD, RETURNED, Node
+from logyard.machines.catalog.logs import LIVE, Log
+from logyard.machines.catalog.nodes import ACTIVE, DEAD, REMOVED, RETURNED, Node
 from logyard.machines.catalog.plan import Move
 
 from .mover import UNDO
-from .planner import LEAD, Plan, Planner, Proposed
+from .planner import ADD, LEAD, REMOVE, Plan, Planner, Proposed
+from .silence import too_many
 
-AT_ONCE = 32
-PER_NODE = 8
+AT_ONCE = 384
+PER_NODE = 192
+STEPS_MAX = 512
+"""Steps of a plan in one look: half a second's work."""
+LOGS_PER_S = 5000
+"""Plans are so far apart that they look at no more logs a second on the whole."""
 SHOWN = 1000
+
+
+class Seen(NamedTuple):
+    """The catalogue, as whoever plans sees it."""
+
+    nodes: Mapping[int, Node]
+    logs: Iterable[Log]
+    find: Callable[[int], Log | None]
+    """A log by uid."""
+    size: int
+    """How many logs there are."""
+    revision: int
+    """Another one whenever a log has changed."""
+    leaders: Callable[[], Mapping[int, int]]
+    moves: Mapping[int, Move]
 
 
 class Doing(NamedTuple):
@@ -32,38 +55,108 @@ class Doing(NamedTuple):
     end: list[int]
 
 
-def planned(
-    nodes: Mapping[int, Node], logs: Iterable[Log], leaders: Mapping[int, int], moves: Mapping[int, Move]
-) -> Plan:
-    """Return the plan, beside what is under way."""
-    moving = {move.uid: (move.target, move.source) for move in moves.values() if move.kind != LEAD}
-    return Planner(nodes, logs, leaders, moving).plan()
+def planner_of(seen: Seen) -> Planner:
+    """Return a planner, beside what is under way."""
+    moving = {move.uid: (move.target, move.source) for move in seen.moves.values() if move.kind != LEAD}
+    return Planner(seen.nodes, seen.logs, seen.leaders(), moving)
 
 
-def doing(plan: Plan, nodes: Mapping[int, Node], logs: Mapping[int, Log | None], moves: Mapping[int, Move]) -> Doing:
-    """Return what of a plan is begun now, and which moves are over. `logs`: those of the moves, by uid, None: gone."""
-    undo: list[int] = []
-    end: list[int] = []
-    for number, move in moves.items():
-        if logs.get(move.uid) is None:
-            end.append(number)
-        elif move.step != UNDO and _is_vain(move, nodes):
-            undo.append(number)
-    load: Counter[int] = Counter()
-    for move in moves.values():
-        load.update({move.source, move.target} - {0})
-    busy = {move.uid for move in moves.values()}
-    found: list[dict[str, Any]] = []
-    for one in plan.moves if not plan.held else ():
-        if len(moves) + len(found) >= AT_ONCE:
-            break
-        touched = {one.source, one.target} - {0}
-        if one.uid in busy or any(load[node] >= PER_NODE for node in touched):
-            continue
-        busy.add(one.uid)
-        load.update(touched)
-        found.append(_proposal(one))
-    return Doing(found, undo, end)
+class Reconciler:
+    """Plans, and what of them is not begun yet. `every_s`: from one plan to the next, at least."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._planner: Planner | None = None
+        self._steps: Iterator[None] = iter(())
+        self._backlog: deque[Proposed] = deque()
+        self._at = 0.0
+        # Of the last plan: the nodes it was for, and the revision and leaders of one that found nothing.
+        self._nodes: object = None
+        self._settled: object = None
+
+    def planning(self, now: float, seen: Seen) -> Iterator[None]:
+        """Go on with a plan, if one is due or being made, in steps of a millisecond or so: others have their turn in
+        between."""
+        nodes = {number: (row.state, row.zone, row.replaces) for number, row in seen.nodes.items()}
+        if nodes != self._nodes:
+            self._nodes, self._planner, self._settled, self._at = nodes, None, None, now
+            self._backlog.clear()
+        if self._planner is None and not self._backlog and now >= self._at:
+            self._begin(now, seen)
+        if self._planner is None:
+            return
+        for number, _ in enumerate(self._steps, 1):
+            if number >= STEPS_MAX:
+                return
+            yield
+        found, self._planner = self._planner.found(), None
+        self._backlog.extend(found.moves)
+        if found.moves or seen.moves:
+            self._settled = None
+
+    def _begin(self, now: float, seen: Seen) -> None:
+        state = seen.revision, seen.leaders(), len(seen.moves)
+        if state == self._settled:
+            return
+        self._settled = state
+        self._at = now + max(self._every_s, seen.size / LOGS_PER_S)
+        self._planner = planner_of(seen)
+        self._steps = self._planner.steps()
+
+    def doing(self, seen: Seen) -> Doing:
+        """Return what of the plan is begun now, and which moves are over."""
+        undo: list[int] = []
+        end: list[int] = []
+        load: Counter[int] = Counter()
+        for number, move in seen.moves.items():
+            load.update(_touched(move.source, move.target, seen.nodes))
+            if seen.find(move.uid) is None:
+                end.append(number)
+            elif move.step != UNDO and _is_vain(move, seen.nodes):
+                undo.append(number)
+        return Doing(self._begun(seen, load), undo, end)
+
+    def _begun(self, seen: Seen, load: Counter[int]) -> list[dict[str, Any]]:
+        """Take from the backlog what there is room for; what a node has no room for waits."""
+        states = {number: row.state for number, row in seen.nodes.items()}
+        zones = {number: row.zone for number, row in seen.nodes.items()}
+        if not self._backlog or too_many(states, zones):
+            return []
+        busy = {move.uid for move in seen.moves.values()}
+        found: list[dict[str, Any]] = []
+        waiting: list[Proposed] = []
+        while self._backlog and len(seen.moves) + len(found) < AT_ONCE and len(waiting) < AT_ONCE:
+            one = self._backlog.popleft()
+            touched = _touched(one.source, one.target, seen.nodes)
+            if any(load[node] >= PER_NODE for node in touched):
+                waiting.append(one)
+            elif one.uid not in busy and _fits(one, seen.find(one.uid), states):
+                busy.add(one.uid)
+                load.update(touched)
+                found.append(_proposal(one))
+        self._backlog.extendleft(reversed(waiting))
+        return found
+
+
+def _touched(source: int, target: int, nodes: Mapping[int, Node]) -> set[int]:
+    """Return the nodes that a move is work for: a dead one does none."""
+    return {number for number in (source, target) if number in nodes and nodes[number].state not in (DEAD, REMOVED)}
+
+
+def _fits(one: Proposed, log: Log | None, states: Mapping[int, str]) -> bool:
+    """Return whether a move still is what its log needs: it was planned some time ago."""
+    if log is None or log.state != LIVE:
+        return False
+    voters = log.voters if log.seen else log.members
+    if one.kind == REMOVE:
+        return one.source in log.learners
+    if states.get(one.target) != ACTIVE:
+        return False
+    if one.kind == LEAD:
+        return one.target in voters
+    if one.target in voters:
+        return False
+    return len(voters) < log.copies if one.kind == ADD else one.source in voters
 
 
 def _is_vain(move: Move, nodes: Mapping[int, Node]) -> bool:

@@ -34,6 +34,10 @@ class Rows(Protocol):
         """Return whom a group sleeps under, 0 for nobody. Raises KeyError."""
         ...
 
+    def led_here(self) -> list[int]:
+        """Return the groups that this node leads."""
+        ...
+
 
 class Groups(NamedTuple):
     """This node's groups."""
@@ -93,6 +97,10 @@ class Sleepers:
             return True
         unseen = known is None or (not known.seen and row.last > 0)
         return unseen and row.leader in (0, self._node_id)
+
+    def led(self) -> list[int]:
+        """Return the groups that sleep under this node."""
+        return self._groups.asleep.led_here()
 
     def rouse(self, uid: int) -> None:
         """Wake a group that is to be moved, if this node leads it or nobody does."""

@@ -62,7 +62,7 @@ class CatalogVerbs:
         if consistency == "linearizable":
             await self._within(member, 0.0)
         if (section, question) == ("plan", "wanted"):
-            plan = self._keeper.plan()
+            plan = await self._keeper.plan()
             found = {} if plan is None else shown(plan)
         else:
             found = result_of(catalog.query(question_of(section, question, values)))

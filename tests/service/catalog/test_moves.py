@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from logyard.engine.raft.configuration import Change, Configuration, apply_changes
 from logyard.machines.catalog.logs import LIVE, Log
-from logyard.machines.catalog.nodes import ACTIVE, DEAD, RETURNED, Node
+from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, RETURNED, SILENT, Node
 from logyard.machines.catalog.plan import Move
 from logyard.service.catalog.mover import UNDO, WAIT, Step, next_step
-from logyard.service.catalog.planner import Plan, Proposed
-from logyard.service.catalog.reconciler import AT_ONCE, PER_NODE, doing, planned
+from logyard.service.catalog.planner import ROWS_AT_ONCE
+from logyard.service.catalog.reconciler import AT_ONCE, PER_NODE, STEPS_MAX, Doing, Reconciler, Seen
 
 
 def move(kind: str, source: int, target: int, step: str = "proposed", why: str = "node 3 is dead") -> Move:
@@ -69,17 +71,127 @@ def node(state: str = ACTIVE) -> Node:
     return Node(state, 1, "", "", 0)
 
 
-def test_what_is_begun_is_bounded_and_what_is_vain_given_up() -> None:
-    nodes = {1: node(), 2: node(), 3: node(DEAD), 4: node()}
-    moves = [Proposed(uid, f"log-{uid}", "replace", 3, 4, "node 3 is dead") for uid in range(1, 100)]
-    assert len(doing(Plan(moves, [], ""), nodes, {}, {}).propose) == PER_NODE
-    assert doing(Plan(moves, [], "held"), nodes, {}, {}).propose == []
-    spread = [one._replace(source=uid, target=uid + 1000) for uid, one in enumerate(moves)]
-    assert len(doing(Plan(spread, [], ""), nodes, {}, {}).propose) == AT_ONCE
-    row = Log("a", 7, "log", {}, (1, 2, 3), 0, LIVE, 1, seen=1, voters=(1, 2, 3), copies=3)
-    under_way = {1: move("replace", 3, 4)}
-    assert doing(Plan([], [], ""), nodes, {7: row}, under_way) == ([], [], [])
-    assert doing(Plan([], [], ""), {**nodes, 3: node(RETURNED)}, {7: row}, under_way).undo == [1]
-    assert doing(Plan([], [], ""), {**nodes, 4: node(DEAD)}, {7: row}, under_way).undo == [1]
-    assert doing(Plan([], [], ""), nodes, {7: None}, under_way).end == [1]
-    assert planned(nodes, [row], {}, under_way).moves == [], "it moves already"
+class World:
+    """What a reconciler sees; it is looked at once a second."""
+
+    def __init__(self, nodes: int, logs: int) -> None:
+        self.nodes = {number: node() for number in range(1, nodes + 1)}
+        self.logs = {
+            uid: Log(f"log-{uid}", uid, "log", {}, (1, 2, 3), 0, LIVE, 1, seen=1, voters=(1, 2, 3), copies=3)
+            for uid in range(1, logs + 1)
+        }
+        self.moves: dict[int, Move] = {}
+        self.reconciler = Reconciler(10.0)
+        self.now = 0.0
+        self.revision = 0
+        self.planned = self.steps = 0
+
+    def look(self) -> Doing:
+        self.now += 1.0
+
+        def iterated() -> Iterator[Log]:
+            self.planned += 1
+            yield from self.logs.values()
+
+        class Logs:
+            def __iter__(self) -> Iterator[Log]:
+                return iterated()
+
+        seen = Seen(self.nodes, Logs(), self.logs.get, len(self.logs), self.revision, dict, self.moves)
+        for _ in self.reconciler.planning(self.now, seen):
+            self.steps += 1
+        return self.reconciler.doing(seen)
+
+    def take(self, doing: Doing) -> None:
+        """Have its moves under way."""
+        for row in doing.propose:
+            number = max(self.moves, default=0) + 1
+            self.moves[number] = Move(row["uid"], row["kind"], row["source"], row["target"], row["why"], 0)
+
+    def finish(self) -> None:
+        """Do what is under way."""
+        for one in self.moves.values():
+            voters = tuple(sorted({*self.logs[one.uid].voters, one.target} - {one.source}))
+            self.logs[one.uid] = self.logs[one.uid]._replace(voters=voters)
+            self.revision += 1
+        self.moves.clear()
+
+
+def test_what_is_begun_is_bounded_and_the_rest_follows() -> None:
+    world = World(4, 1000)
+    world.nodes[3] = node(DEAD)
+    first = world.look()
+    assert len(first.propose) == PER_NODE, "all of it goes to node 4"
+    world.take(first)
+    assert world.look().propose == [] and world.planned == 1
+    counts = []
+    for _ in range(8):
+        world.finish()
+        world.take(world.look())
+        counts.append(len(world.moves))
+    assert counts[:5] == [PER_NODE] * 4 + [1000 - 5 * PER_NODE] and world.planned == 1, "of the one plan"
+    assert {row.voters for row in world.logs.values()} == {(1, 2, 4)}
+    for _ in range(40):
+        assert world.look() == Doing([], [], [])
+    assert world.planned == 2, "where nothing changes, nothing is planned again"
+
+
+def test_many_nodes_share_what_is_begun() -> None:
+    world = World(40, 1000)
+    world.nodes[3] = node(DEAD)
+    assert len(world.look().propose) == AT_ONCE
+
+
+def test_a_plan_is_made_in_steps() -> None:
+    world = World(4, STEPS_MAX * ROWS_AT_ONCE // 2)
+    world.nodes[3] = node(DEAD)
+    counts = [len(world.look().propose) for _ in range(4)]
+    assert counts[0] == 0 and counts[-1] == PER_NODE and STEPS_MAX < world.steps < 3 * STEPS_MAX
+
+
+def test_a_move_is_begun_only_where_it_is_still_needed() -> None:
+    world = World(4, 600)
+    world.nodes[3] = node(DEAD)
+    world.take(world.look())
+    left = [uid for uid in world.logs if uid not in {move.uid for move in world.moves.values()}]
+    moved, gone = left[:10], left[10:20]
+    for uid in moved:
+        world.logs[uid] = world.logs[uid]._replace(voters=(1, 2, 4))
+    for uid in gone:
+        del world.logs[uid]
+    while world.moves:
+        assert not {move.uid for move in world.moves.values()} & {*moved, *gone}
+        world.finish()
+        world.take(world.look())
+
+
+def test_what_changes_among_the_nodes_is_planned_for_at_once() -> None:
+    world = World(5, 600)
+    world.nodes[3] = node(DEAD)
+    world.take(world.look())
+    world.finish()
+    world.nodes[4] = node(DRAINING)
+    found = world.look().propose
+    assert found and {row["target"] for row in found} == {5} and world.planned == 2
+
+
+def test_nothing_is_begun_while_a_third_is_silent() -> None:
+    world = World(6, 600)
+    world.nodes[3] = node(DEAD)
+    assert world.look().propose
+    for number in (5, 6):
+        world.nodes[number] = node(SILENT)
+    assert world.look().propose == []
+
+
+def test_what_is_in_vain_is_given_up() -> None:
+    world = World(4, 1)
+    world.nodes[3] = node(DEAD)
+    world.moves[1] = move("replace", 3, 4)._replace(uid=1)
+    assert world.look() == ([], [], []), "it moves already"
+    world.nodes[3] = node(RETURNED)
+    assert world.look().undo == [1]
+    world.nodes[3], world.nodes[4] = node(DEAD), node(DEAD)
+    assert world.look().undo == [1]
+    world.logs.clear()
+    assert world.look().end == [1]

@@ -203,7 +203,7 @@ class NoRuleForAThird(Planner):
 class DeletesOrphans(Planner):
     def plan(self) -> Plan:
         found = super().plan()
-        lost = [row.log for row in self._rows if 1 not in row.log.voters]
+        lost = [row for row in self._rows if 1 not in row.voters and not row.moved]
         return found._replace(
             moves=[*found.moves, *(Proposed(one.uid, one.name, "delete", 1, 0, "") for one in lost[:1])]
         )

@@ -92,6 +92,9 @@ def test_later_those_that_it_leads_are_looked_at(monkeypatch: pytest.MonkeyPatch
         def leader_of(self, uid: int) -> int:
             raise KeyError(uid)
 
+        def led_here(self) -> list[int]:
+            return []
+
     night.sleepers = Sleepers(1, Groups(Rows(), night.woken.append, night.spec))
     monkeypatch.setattr(sleepers, "SCAN_S", 0.0)
     night.look()
@@ -105,4 +108,4 @@ def test_what_is_to_be_moved_is_woken_by_who_leads_it() -> None:
         night.table.add(uid, row(leader))
     for uid in (1, 2, 3, 4):
         night.sleepers.rouse(uid)
-    assert night.woken == [1, 3]
+    assert night.woken == [1, 3] and night.sleepers.led() == [1]
