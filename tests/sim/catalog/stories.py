@@ -113,8 +113,8 @@ class Story:
         self.ask(lambda node: appended(node, name))
 
     def log(self, name: str) -> Log | None:
-        """Return a log as the catalogue has it; the newest copy, when all are equal."""
-        catalog = next((copy for number in self.yard.up if (copy := self.yard.catalog(number)) is not None), None)
+        """Return a log as the catalogue's newest copy has it."""
+        catalog = self.yard.newest()
         found = [] if catalog is None else [row for row in rows(catalog) if row.name == name]
         return next((row for row in found if row.state != CONFLICTING), None)
 
@@ -335,7 +335,7 @@ class Returned(Dead):
 
     def going_on(self) -> str:
         """Wait until it is admitted, and everything is on three nodes."""
-        catalog = self.yard.catalog(1) or self.yard.catalog(2)
+        catalog = self.yard.newest()
         found = {} if catalog is None else {row["node"]: row["state"] for row in _nodes(catalog)}
         if self.admitted is None and found.get(3) == RETURNED:
             self.admitted = self.change("nodes", "admit", 1, 2, node=3)

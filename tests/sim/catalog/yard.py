@@ -20,7 +20,7 @@ from logyard.engine.transport.memory import Lane
 from logyard.machines.catalog import Catalog
 from logyard.machines.catalog.logs import MAKING
 from logyard.protocol.errors import LogyardError
-from logyard.service.catalog.keeper import logs_of
+from logyard.service.catalog.keeper import catalog_of, logs_of
 from logyard.service.node import Node
 
 from ..cluster import Cluster, Host, HostDisk
@@ -256,6 +256,12 @@ class Yard(Cluster):
         """Return a node's copy of the catalogue."""
         node = self.nodes.get(number)
         return node.keeper.catalog if node is not None and node.keeper is not None else None
+
+    def newest(self) -> Catalog | None:
+        """Return the copy of the catalogue that has applied most: one that has just begun again has nothing."""
+        members = [node.keeper.member() for node in self.nodes.values() if node.keeper is not None]
+        newest = max((one for one in members if one is not None), key=lambda one: one.raft.applied, default=None)
+        return catalog_of(newest)
 
     def leader(self, name: str) -> int:
         """Return a node that leads a log and knows what is committed, or 0; wakes it."""
