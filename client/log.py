@@ -128,7 +128,8 @@ def poll_call(
         header, data = value
         try:
             asked = offset if since is None else header["offset"]
-            return Page(data, header["start"], header["end"], header["node"], asked, max_records)
+            bounds = header["start"], header["end"], header["node"]
+            return Page(data, *bounds, asked, max_records, header.get("joined", 0))
         except (BlockError, KeyError, TypeError) as error:
             raise LogyardError(f"{name}: a poll's answer cannot be read: {error!r}") from None
 

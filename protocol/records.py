@@ -261,17 +261,20 @@ class Page:
 
     `start` and `end` are the log's first offset and its next free one when `node` answered. `len(page)` is the number
     of records, `page.asked` the offset asked for (of a poll by time: the first one of then), `page.next` the one to go
-    on from.
+    on from. `page.joined`: the epoch since which a topic's partition has slots that were others'; 0: of none.
     """
 
-    __slots__ = ("blocks", "start", "end", "node", "asked", "next", "_count", "_stop")
+    __slots__ = ("blocks", "start", "end", "node", "asked", "next", "joined", "_count", "_stop")
 
-    def __init__(self, data: Buffer, start: int, end: int, node: int, asked: int, limit: int) -> None:
+    def __init__(
+        self, data: Buffer, start: int, end: int, node: int, asked: int, limit: int, joined: int = 0
+    ) -> None:  # fmt: skip
         self.blocks = split_blocks(data)
         self.start = start
         self.end = end
         self.node = node
         self.asked = asked
+        self.joined = joined
         present = 0
         last = end if asked < 0 else asked
         for block in self.blocks:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -29,7 +29,7 @@ KEY_BYTES_MAX = 1024
 TOPICS_LOG = "_topics"
 """The group that keeps the topics where no catalogue does."""
 SECTION = "topics"
-MAKING, LIVE, ADDING, DELETING = "making", "live", "adding", "deleting"
+MAKING, LIVE, ADDING, REMOVING, DELETING = "making", "live", "adding", "removing", "deleting"
 
 ENVELOPE = struct.Struct("<BBH")
 """Before a record's metadata: `MAGIC`, flags (1: there is a key), bytes of the key. The key follows."""
@@ -51,9 +51,13 @@ INHERIT_CODE = 13
 OPEN = struct.Struct("<BQQI")
 OPEN_CODE = 14
 """As FENCE, of a log that becomes a partition: from then on it takes keyed appends."""
+ADOPT = struct.Struct("<BQQ")
+ADOPT_CODE = 15
+"""ADOPT_CODE, the topic's id, an epoch; producers' windows, packed: before the FENCE of that epoch, into the log of a
+partition that gets slots of others then."""
 FENCED = struct.Struct("<Q")
 """Where the log ended when it was fenced, or opened, at that epoch."""
-PARTITION_CODES = (FENCE_CODE, INHERIT_CODE, OPEN_CODE)
+PARTITION_CODES = (FENCE_CODE, INHERIT_CODE, OPEN_CODE, ADOPT_CODE)
 STALE_PARTITIONS = "stale_partitions"
 PARTITION_OPENING = "partition_opening"
 
@@ -61,20 +65,51 @@ Layout = tuple[tuple[int, int], ...]
 """Runs of (slots, partition) in the order of slots; together `SLOTS`."""
 
 
+Sources = tuple[tuple[int, int], ...]
+"""(partition, offset of its fence) of partitions that slots came from: whoever reads in a key's order has read them up
+to there before."""
+
+
+class Join(NamedTuple):
+    """From `offset` on a partition has, since `epoch`, slots of partitions that ended."""
+
+    epoch: int
+    offset: int
+    sources: Sources
+
+
 class Partition(NamedTuple):
-    """One log of a topic. `sources`: (partition, offset of its fence) of those that its slots came from: whoever reads
-    in a key's order has read them up to there before this."""
+    """One log of a topic. `sources`: of those that its slots came from when it was added. `born`: the epoch in which a
+    number came to be used again; 0: nobody had it before. `end`: it takes no records since it ended there, and is read
+    up to there; `retired`: it is not even read, and its log goes."""
 
     number: int
     log: str
     uid: int = 0
     zone: str = ""
-    sources: tuple[tuple[int, int], ...] = ()
+    sources: Sources = ()
+    born: int = 0
+    joins: tuple[Join, ...] = ()
+    end: int | None = None
+    retired: bool = False
+
+
+PARTITION_BASE = 5
+"""Fields that a packed partition always has; of the others those up to the last one that says anything."""
+
+
+class Ended(NamedTuple):
+    """A partition that ended and whose log is gone: a stream that had read it up to `end` has lost nothing."""
+
+    log: str
+    uid: int
+    end: int
 
 
 class Topic(NamedTuple):
-    """A row of the section. `revision` rises with every change of any topic. While partitions are added (`adding`)
-    `layout` and `epoch` are the old ones, and `coming` has the new ones and the numbers of the new partitions."""
+    """A row of the section. `revision` rises with every change of any topic. While partitions are added (`adding`) or
+    taken away (`removing`) `layout` and `epoch` are the old ones, and `coming` has the new ones and the numbers of the
+    partitions that come or go. `ended`: the newest of those that are gone."""
 
     id: int
     name: str
@@ -87,12 +122,23 @@ class Topic(NamedTuple):
     members: tuple[int, ...] = ()
     options: Mapping[str, Any] = {}
     coming: tuple[int, Layout, tuple[int, ...]] | None = None
+    ended: tuple[Ended, ...] = ()
 
     @property
     def live(self) -> tuple[Partition, ...]:
-        """The partitions that take records: all but those that are being added."""
-        new = self.coming[2] if self.coming is not None else ()
-        return tuple(one for one in self.partitions if one.number not in new)
+        """The partitions that take records: neither those that are being added nor those that ended."""
+        new = self.coming[2] if self.coming is not None and self.state == ADDING else ()
+        return tuple(one for one in self.partitions if one.end is None and one.number not in new)
+
+    @property
+    def draining(self) -> tuple[Partition, ...]:
+        """The partitions that ended and still have records to be read."""
+        return tuple(one for one in self.partitions if one.end is not None and not one.retired)
+
+    @property
+    def readable(self) -> tuple[Partition, ...]:
+        """The partitions that are read."""
+        return self.live + self.draining
 
 
 def partition_log(topic: str, number: int) -> str:
@@ -139,6 +185,24 @@ def grown_layout(layout: Layout, new: Sequence[int]) -> Layout:
             give[slots[slot]] -= 1
             slots[slot] = takers.pop()
     return runs_of(slots)
+
+
+def shrunk_layout(layout: Layout, gone: Collection[int]) -> Layout:
+    """Return a layout without the partitions `gone`: their slots go to whoever has least, no other slot moves."""
+    held = dict.fromkeys(sorted({partition for _, partition in layout} - set(gone)), 0)
+    for slots, owner in layout:
+        if owner in held:
+            held[owner] += slots
+    poorest = [(count, one) for one, count in held.items()]
+    heapq.heapify(poorest)
+    takers: list[int] = []
+    for _ in range(SLOTS - sum(held.values())):
+        count, one = poorest[0]
+        takers.append(one)
+        heapq.heapreplace(poorest, (count + 1, one))
+    # Each one's in a run, so that the layout stays short.
+    takers.sort(reverse=True)
+    return runs_of(owner if owner in held else takers.pop() for owner in slots_of(layout))
 
 
 def slots_of(layout: Layout) -> list[int]:
@@ -220,6 +284,12 @@ def inherit_command(topic: int, producers: Sequence[Any]) -> bytes:
     return INHERIT.pack(INHERIT_CODE, topic) + bytes(msgpack.packb(producers))
 
 
+def adopt_command(topic: int, epoch: int, producers: Sequence[Any]) -> bytes:
+    """Return the command by which a partition's log learns what producers wrote to those that end at `epoch`; with none
+    of them, that it takes nothing of that epoch before it is fenced for it."""
+    return ADOPT.pack(ADOPT_CODE, topic, epoch) + bytes(msgpack.packb(producers))
+
+
 def open_command(topic: int, epoch: int, partition: int, layout: Layout) -> bytes:
     """Return the command that makes a log a topic's partition."""
     return OPEN.pack(OPEN_CODE, topic, epoch, partition) + pack_layout(layout)
@@ -228,9 +298,14 @@ def open_command(topic: int, epoch: int, partition: int, layout: Layout) -> byte
 # The catalogue's section
 
 
+SHRINKING = ("remove", "removed", "retire", "drained")
+"""Commands of the section's version 2."""
+
+
 def section_command(command: str, values: Mapping[str, Any], request: bytes) -> bytes:
     """Return a command of the section `topics`, as the catalogue's machine takes it."""
-    data: bytes = msgpack.packb([SECTION, 1, command, values, request])
+    version = 2 if command in SHRINKING else 1
+    data: bytes = msgpack.packb([SECTION, version, command, values, request])
     return data
 
 
@@ -251,16 +326,33 @@ def section_answer(reply: bytes) -> Any:
 def topic_of(packed: Sequence[Any]) -> Topic:
     """Return a row as `packed_topic` gave it, its arrays as tuples. Raises `LogyardError`."""
     try:
-        number, name, revision, state, epoch, layout, partitions, following, members, options, coming = packed
+        number, name, revision, state, epoch, layout, partitions, following, members, options, coming, *more = packed
+        (ended,) = more or ((),)
         found = Topic(
-            number, name, revision, state, epoch, layout, tuple(Partition(*one) for one in partitions), following,
-            members, options, coming,
+            number, name, revision, state, epoch, layout, tuple(map(_partition_of, partitions)), following, members,
+            options, coming, tuple(Ended(*one) for one in ended),
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise LogyardError(f"a topic's row cannot be read: {error!r}") from error
     return found
 
 
+def _partition_of(packed: Sequence[Any]) -> Partition:
+    found = Partition(*packed)
+    return found._replace(joins=tuple(Join(*one) for one in found.joins)) if found.joins else found
+
+
 def packed_topic(topic: Topic) -> list[Any]:
-    """Return a row as plain values."""
-    return [*topic[:6], [tuple(one) for one in topic.partitions], *topic[7:]]
+    """Return a row as plain values: what only topics have from which partitions were taken, only where they have it."""
+    row = [*topic[:6], [_packed_partition(one) for one in topic.partitions], *topic[7:11]]
+    return [*row, topic.ended] if topic.ended else row
+
+
+def _packed_partition(one: Partition) -> tuple[Any, ...]:
+    count = len(one)
+    while count > PARTITION_BASE and one[count - 1] == EMPTY[count - 1]:
+        count -= 1
+    return tuple(one[:count])
+
+
+EMPTY = Partition(0, "")

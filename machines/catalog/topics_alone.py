@@ -22,7 +22,7 @@ def make_topics() -> Sequence[Section]:
 class TopicsAlone(Catalog):
     """A catalogue of topics."""
 
-    version = 1
+    version = 2
 
     def __init__(self) -> None:
-        super().__init__(make_topics, ({SECTION: 1},))
+        super().__init__(make_topics, ({SECTION: 1}, {SECTION: 2}))

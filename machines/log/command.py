@@ -30,7 +30,7 @@ TRUNCATE = 2
 RETAIN = 4
 KEYED = 6
 KEYED_REMOVAL = 7
-"""The rest of these two is the key; one command a record. Codes 3, 5, 8 and 9 are `protocol.frame`'s, 10 to 14
+"""The rest of these two is the key; one command a record. Codes 3, 5, 8 and 9 are `protocol.frame`'s, 10 to 15
 `protocol.topics`'."""
 APPEND_REPLY = struct.Struct("<QI")
 """First offset, records."""

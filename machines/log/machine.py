@@ -3,7 +3,8 @@
 State is `start`, `end` and sparse anchors (offset, index): one at least every 1,024 entries or 256 KiB, so it stays
 small for any log; and the few frames that a session's guard kept from it. From version 2 on also what is kept and for
 how long (`retention`), and producers (`producers`); from version 3 on fenced producers (`fenced`); from version 4 on it
-may be a topic's partition (`partition`). A log is brought to a version when somebody asks for what it has.
+may be a topic's partition (`partition`), from version 5 on one that ends. A log is brought to a version when somebody
+asks for what it has.
 A record's head and body are payload: apply sees only how many records a frame carries. A lookup starts at an anchor and
 counts the records of append frames from there (`AppendLog.locate`). Applied by `engine.replica.applier`.
 """
@@ -69,9 +70,10 @@ class AppendLog:
 
     __slots__ = (
         "start", "end", "start_position", "anchors", "entries_since", "bytes_since", "last_index", "holes",
-        "long", "placed", "keys", "stage", "retention", "producers", "fenced", "partition", "_ahead", "_behind",
+        "long", "placed", "keys", "stage", "retention", "producers", "fenced", "partition", "guarded", "_ahead",
+        "_behind",
     )  # fmt: skip
-    version = 4
+    version = 5
     upgrade_on_demand = True
     wall_time = True
     """Its times are ages of records: nothing is granted for a length of time."""
@@ -106,16 +108,20 @@ class AppendLog:
         self.fenced: FencedProducers | None = None
         # None below version 4.
         self.partition: PartitionFence | None = None
+        # A plain append is not just appended: it needs a key, or nothing is taken any more.
+        self.guarded = keyed
 
     def upgrade(self, from_version: int, to_version: int) -> None:
         """Bring the state to a version. 2: limits on what is kept (none yet), and producers; 3: fenced producers;
-        4: it may be a topic's partition (it is none yet)."""
+        4: it may be a topic's partition (it is none yet); 5: one that may end, or get slots of those that do."""
         if from_version < 2:
             self.retention, self.producers = Retention(len(self.anchors)), Producers()
         if from_version < 3 <= to_version:
             self.fenced = FencedProducers()
-        if to_version > 3:
+        if from_version < 4 <= to_version:
             self.partition = PartitionFence()
+        if to_version > 4 and self.partition is not None:
+            self.partition.know_ends()
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
         """Apply one entry: every frame gets a reply; a truncation releases what lies before it."""
@@ -124,7 +130,7 @@ class AppendLog:
         size = long = 0
         first = self.end
         for frame in frames:
-            if frame.commands != APPEND or self.keys is not None:
+            if frame.commands != APPEND or self.guarded:
                 reply = self._other(context, frame, frames, effects)
                 if reply is not None:
                     replies.append(reply)
@@ -268,6 +274,8 @@ class AppendLog:
             reply = Reject("too_many_keys", f"a keyed log has {KEYS_MAX} keys at most")
         elif self.keys is not None and is_append(command):
             reply = Reject("bad_request", "each record of this log needs a key, and it has no producers")
+        elif self.partition is not None and self.partition.ended and is_append(command) and not routed_by(command):
+            reply = self.partition.end()
         elif self.placed and (expected := expected_offset(command)) is not None:
             if expected == self.end:
                 return None
@@ -280,6 +288,7 @@ class AppendLog:
                 return None
         elif self.partition is not None and self.partition.takes(command):
             reply = self.partition.apply(command, self.end, self.producers)
+            self.guarded = self.keys is not None or self.partition.ended
         elif self.producers is not None and (producer := produced_by(command)) is not None:
             reply = self._produced(context, frame, producer, effects)
             if reply is None:
@@ -408,6 +417,7 @@ class AppendLog:
         self.keys = Keys.unpack(rest[4]) if rest[4:] and rest[4] is not None else None
         self.fenced = FencedProducers.unpack(rest[5]) if rest[5:] else None
         self.partition = PartitionFence.unpack(rest[6]) if rest[6:] else None
+        self.guarded = self.keys is not None or (self.partition is not None and self.partition.ended)
         behind = position[0]
         self._behind = {at for at, one in self.long.items() if one.first < behind}
         self._ahead = [(one.first, at) for at, one in self.long.items() if at not in self._behind]

@@ -104,7 +104,7 @@ class LogReader:
         self, member: Member, offset: int, max_records: int, max_bytes: int, wait_s: float, bodies: bool
     ) -> tuple[dict[str, int], list[Buffer]]:
         """Return blocks of at least one record from `offset`, up to about `max_bytes`; empty at the end of the log
-        after `wait_s`.
+        after `wait_s`. The header of a topic's partition has the epoch since which that has slots of others, `joined`.
 
         Raises `OutOfRange` (with start and end), `Gone` (this member is below its payload floor), `Corrupt`.
         """
@@ -119,6 +119,9 @@ class LogReader:
             machine.anchor(offset)
         pieces = await self._mended(member, machine, offset, max_records, max_bytes, bodies)
         bounds = {"start": machine.start, "end": machine.end, "node": self._node_id}
+        if machine.partition is not None and machine.partition.joined:
+            # Of what is read here, or of a later state: a record that lies behind a fence never comes without it.
+            bounds["joined"] = machine.partition.joined
         wanted = []
         for piece in pieces:
             wanted.append(Wanted(piece.located, piece.pack, 0, piece.pack.length))

@@ -27,8 +27,8 @@ PRODUCERS_VERSION = 2
 """Of the append log: the first one that knows producers and retention."""
 EPOCHS_VERSION = 3
 """The first one that knows fenced producers."""
-PARTITIONS_VERSION = 4
-"""The first one that may be a topic's partition."""
+PARTITIONS_VERSION = 5
+"""The first one that may be a topic's partition as today's clients know it."""
 
 
 class Limits(NamedTuple):
@@ -165,7 +165,7 @@ class LogVerbs:
         """Commit what makes a log a topic's partition, or fences it; return the machine's reply. On the leader only;
         raises `NotLeader`, `Rejected`, `Refused` while too few nodes know how."""
         if not command or command[0] not in PARTITION_CODES:
-            raise BadRequest("a partition's command fences, inherits or opens")
+            raise BadRequest("a partition's command fences, inherits, opens or adopts")
         member = self._find(name)
         check_leader(member)
         append_log(member)

@@ -13,7 +13,7 @@ from logyard.engine.machine import Reject
 from logyard.machines.catalog.section import At
 from logyard.machines.catalog.topics import Topics
 from logyard.machines.catalog.topics_alone import TopicsAlone
-from logyard.machines.rehearsal import Command, Rehearsal
+from logyard.machines.rehearsal import Command, Rehearsal, Step, Upgrade
 from logyard.protocol.errors import BadRequest, GroupExists, LogyardError
 from logyard.protocol.topics import (
     SLOTS,
@@ -23,9 +23,11 @@ from logyard.protocol.topics import (
     grown_layout,
     opened_envelope,
     pack_layout,
+    packed_topic,
     section_answer,
     section_command,
     section_question,
+    shrunk_layout,
     slots_of,
     topic_of,
     unpack_layout,
@@ -59,6 +61,26 @@ def test_adding_partitions_moves_slots_to_new_ones_only(first: int, steps: list[
         assert all(before == after or after >= count for before, after in zip(old, new, strict=True))
         layout, count = grown, count + more
         shares = [new.count(number) for number in range(count)]
+        assert max(shares) - min(shares) <= 1 + len(steps), shares
+        assert unpack_layout(pack_layout(layout)) == layout
+
+
+@given(st.integers(2, 40), st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=6))
+def test_partitions_that_go_move_their_slots_only(first: int, steps: list[tuple[bool, int]]) -> None:
+    layout, numbers = first_layout(range(first)), list(range(first))
+    for grows, count in steps:
+        old = slots_of(layout)
+        if grows:
+            new = [number for number in range(100) if number not in numbers][:count]
+            layout, numbers = grown_layout(layout, new), sorted(numbers + new)
+            continue
+        gone = numbers[max(1, len(numbers) - count) :]
+        numbers = numbers[: max(1, len(numbers) - count)]
+        layout = shrunk_layout(layout, gone)
+        after = slots_of(layout)
+        assert len(after) == SLOTS and set(after) == set(numbers)
+        assert all(now == then or then in gone for now, then in zip(after, old, strict=True))
+        shares = [after.count(number) for number in numbers]
         assert max(shares) - min(shares) <= 1 + len(steps), shares
         assert unpack_layout(pack_layout(layout)) == layout
 
@@ -117,6 +139,77 @@ def test_a_topic_is_made_grown_and_deleted() -> None:
     assert alone.tell("create", name="orders", partitions=1).id == 2, "an id is never used again"
 
 
+def live(alone: Alone, partitions: int) -> Topic:
+    """Topic 1, which has partitions of the uids 100 and so on, in version 2."""
+    alone.run.step(Upgrade(2))
+    alone.tell("create", name="orders", partitions=partitions)
+    return alone.tell("made", id=1, uids=[[number, 100 + number] for number in range(partitions)])
+
+
+def test_partitions_are_taken_away_and_their_numbers_used_again() -> None:
+    alone = Alone()
+    before = live(alone, 4)
+    removing = alone.tell("remove", name="orders", partitions=2)
+    assert (removing.state, removing.epoch, removing.layout) == ("removing", 1, before.layout)
+    assert removing.coming is not None and removing.coming[2] == (2, 3)
+    assert [one.number for one in removing.live] == [0, 1, 2, 3], "until they are fenced they take records"
+    assert alone.tell("remove", name="orders", partitions=2) == removing
+    for command, more in (("remove", 3), ("add", 5)):
+        with pytest.raises(LogyardError, match="is removing"):
+            alone.tell(command, name="orders", partitions=more)
+    with pytest.raises(LogyardError, match="partition 1 of topic 'orders' has no fence yet"):
+        alone.tell("removed", id=1, epoch=2, fences=[[0, 5], [2, 7], [3, 8]])
+    shrunk = alone.tell("removed", id=1, epoch=2, fences=[[0, 5], [1, 6], [2, 7], [3, 8]])
+    assert (shrunk.state, shrunk.epoch, shrunk.coming) == ("live", 2, None)
+    assert alone.tell("removed", id=1, epoch=2, fences=[]) == shrunk
+    assert [one.number for one in shrunk.live] == [0, 1] and [one.end for one in shrunk.draining] == [7, 8]
+    joined = {one.number: one.joins for one in shrunk.live}
+    assert [(one.epoch, one.offset) for one in joined[0] + joined[1]] == [(2, 5), (2, 6)]
+    assert {source for one in joined[0] + joined[1] for source in one.sources} == {(2, 7), (3, 8)}
+    # One of the two is read; neither number is free before its log is gone.
+    retired = alone.tell("retire", id=1, numbers=[0, 3])
+    assert [one.number for one in retired.partitions if one.retired] == [3], "0 takes records"
+    assert [one.number for one in retired.readable] == [0, 1, 2]
+    assert [one.number for one in alone.tell("add", name="orders", partitions=3).partitions] == [0, 1, 2, 3, 4]
+    alone.tell("added", id=1, epoch=3, fences=[[0, 9], [1, 9]], uids=[[4, 104]])
+    with_five = alone.tell("drained", id=1, numbers=[2, 3])
+    assert [one.number for one in with_five.partitions] == [0, 1, 2, 4], "2 is not retired"
+    assert with_five.ended == (("orders.3", 103, 8),)
+    assert {source for one in with_five.live for join in one.joins for source in join.sources} == {(2, 7)}
+    assert alone.tell("drained", id=1, numbers=[3]) == with_five
+    alone.tell("add", name="orders", partitions=5)
+    again = alone.tell("added", id=1, epoch=4, fences=[[0, 9], [1, 9], [4, 3]], uids=[[3, 203], [5, 105]])
+    assert [(one.number, one.uid, one.born) for one in again.live] == [
+        (0, 100, 0), (1, 101, 0), (4, 104, 0), (3, 203, 4), (5, 105, 0),
+    ]  # fmt: skip
+    for wanted in (0, 9):
+        with pytest.raises(BadRequest, match="at least one is left"):
+            alone.tell("remove", name="orders", partitions=wanted)
+    assert alone.tell("remove", name="orders", partitions=5) == again, "there are so many"
+
+
+def test_before_its_second_version_nothing_is_taken_away() -> None:
+    alone = Alone()
+    alone.tell("create", name="orders", partitions=2)
+    alone.tell("made", id=1, uids=[[0, 1], [1, 2]])
+    with pytest.raises(LogyardError, match="topics is of version 1, the command is for 2"):
+        alone.tell("remove", name="orders", partitions=1)
+    assert [one.number for one in alone.tell("add", name="orders", partitions=3).partitions] == [0, 1, 2]
+
+
+def test_a_row_of_which_nothing_was_taken_is_packed_as_it_always_was() -> None:
+    alone = Alone()
+    row = live(alone, 2)
+    packed = packed_topic(row)
+    assert len(packed) == 11 and all(len(one) == 5 for one in packed[6]) and topic_of(packed) == row
+    shrunk = alone.tell("remove", name="orders", partitions=1)
+    shrunk = alone.tell("removed", id=1, epoch=2, fences=[[0, 5], [1, 6]])
+    assert [len(one) for one in packed_topic(shrunk)[6]] == [7, 8]
+    alone.tell("retire", id=1, numbers=[1])
+    alone.tell("drained", id=1, numbers=[1])
+    assert topic_of(packed_topic(alone.find("orders"))) == alone.find("orders")
+
+
 def test_what_is_asked_twice_happens_once() -> None:
     run = Rehearsal(TopicsAlone)
     create = section_command("create", {"name": "a", "partitions": 1}, bytes(16))
@@ -143,8 +236,13 @@ def test_it_is_deterministic_and_its_snapshot_is_all_of_it() -> None:
         ("added", {"id": 1, "epoch": 2, "fences": [[0, 1], [1, 1]], "uids": [[2, 3]]}),
         ("delete", {"name": "b"}),
         ("deleted", {"id": 2}),
+        ("remove", {"name": "a", "partitions": 1}),
+        ("removed", {"id": 1, "epoch": 3, "fences": [[0, 3], [1, 4], [2, 5]]}),
+        ("retire", {"id": 1, "numbers": [1, 2]}),
+        ("drained", {"id": 1, "numbers": [2]}),
     ]
-    steps = [
+    steps: list[Step] = [Upgrade(2)]
+    steps += [
         Command(section_command(command, values, number.to_bytes(16, "little")))
         for number, (command, values) in enumerate(told)
     ]

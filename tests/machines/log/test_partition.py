@@ -9,10 +9,12 @@ import pytest
 
 from logyard.engine.machine import Context, Frame, Reject
 from logyard.machines.log import AppendLog
-from logyard.machines.log.command import APPEND, APPEND_REPLY, NO_OFFSET
-from logyard.protocol.frame import UNIFORM
+from logyard.machines.log.command import APPEND, APPEND_REPLY, NO_OFFSET, truncate_command
+from logyard.payloads.reference import Position
+from logyard.protocol.frame import UNIFORM, Epoch, epoch_append_command, produce_command
 from logyard.protocol.topics import (
     FENCED,
+    adopt_command,
     fence_command,
     first_layout,
     grown_layout,
@@ -21,22 +23,24 @@ from logyard.protocol.topics import (
     keyed_produce_command,
     open_command,
     pack_layout,
+    shrunk_layout,
 )
 
 OLD = first_layout([0, 1])
 NEW = grown_layout(OLD, [2])
+LESS = shrunk_layout(OLD, [0])
 
 
 class Run:
-    def __init__(self) -> None:
+    def __init__(self, version: int = 5) -> None:
         self.log = AppendLog()
-        self.log.upgrade(1, 4)
+        self.log.upgrade(1, version)
         self.index = 0
 
     def apply(self, command: bytes, records: int = 1) -> bytes | Reject:
         self.index += 1
         frame = Frame(UNIFORM, 0, records, len(command), 10, 0, 0, 0, command)
-        reply = self.log.apply_batch(Context(1, self.index, 1, 5, 4, records), [frame]).replies[0]
+        reply = self.log.apply_batch(Context(1, self.index, 1, 5, 5, records), [frame]).replies[0]
         copy = AppendLog()
         copy.restore(self.log.snapshot())
         assert copy.snapshot() == self.log.snapshot() and list(copy.live_refs()) == list(self.log.live_refs())
@@ -49,6 +53,11 @@ class Run:
         assert isinstance(reply, Reject), reply
         assert self.log.end == before[1]
         return reply.code
+
+    @property
+    def joined(self) -> int | None:
+        assert self.log.partition is not None
+        return self.log.partition.joined
 
     def query(self, *asked: object) -> Any:
         return msgpack.unpackb(self.log.query(msgpack.packb(asked)))
@@ -71,8 +80,60 @@ def test_records_of_an_older_epoch_are_refused_behind_the_fence(run: Run) -> Non
     assert run.apply(fence_command(9, 2, 0, NEW)) == FENCED.pack(3), "a fence stands where it stood"
     assert run.refused(fence_command(9, 1, 0, OLD)) == "stale_partitions"
     assert run.query("partition") == [9, 0, 2, pack_layout(NEW), 3]
-    # What was routed by a layout that this log will hear of lies here in that, too.
-    assert run.apply(keyed_append_command(9, 3)) == APPEND_REPLY.pack(4, 1)
+    assert run.refused(keyed_append_command(9, 3)) == "partition_opening", "it will be told of that layout"
+
+
+def test_in_version_4_a_log_takes_what_was_routed_by_a_layout_that_it_will_hear_of() -> None:
+    run = Run(4)
+    run.apply(open_command(9, 1, 0, OLD))
+    assert run.apply(keyed_append_command(9, 3)) == APPEND_REPLY.pack(0, 1)
+    assert run.refused(adopt_command(9, 2, [])) == "bad_request"
+    run.apply(fence_command(9, 2, 0, LESS))
+    assert run.apply(APPEND) == APPEND_REPLY.pack(1, 1) and run.log.partition is not None
+    assert run.log.partition.pack() == [9, 0, 2, pack_layout(LESS), 1]
+    run.log.upgrade(4, 5)
+    assert run.apply(fence_command(9, 3, 0, OLD)) == FENCED.pack(2) and run.joined == 3
+
+
+def test_a_partition_that_ends_takes_nothing_behind_its_fence(run: Run) -> None:
+    run.apply(keyed_append_command(9, 1), 3)
+    assert run.apply(fence_command(9, 2, 0, LESS)) == FENCED.pack(3)
+    for epoch in (1, 2, 3):
+        assert run.refused(keyed_append_command(9, epoch)) == "stale_partitions"
+        assert run.refused(keyed_produce_command(9, epoch, 7, 1)) == "stale_partitions"
+    for command in (APPEND, produce_command(7, 1), epoch_append_command(Epoch(7, 1, 0), 0, 1, bytes(16))):
+        assert run.refused(command) == "refused", "it would go with the log"
+    assert run.query("partition") == [9, 0, 2, pack_layout(LESS), 3]
+    assert run.apply(truncate_command(2, Position(2, 2))) == (2).to_bytes(8, "little"), "what is kept of it is another matter"
+
+
+def test_a_partition_gets_slots_of_those_that_end_when_it_knows_their_producers() -> None:
+    goes, stays = Run(), Run()
+    goes.apply(open_command(9, 1, 0, OLD))
+    stays.apply(open_command(9, 1, 1, OLD))
+    assert stays.joined == 1
+    for sequence in (1, 2):
+        goes.apply(keyed_produce_command(9, 1, 7, sequence))
+        stays.apply(keyed_produce_command(9, 1, 7, sequence + 10))
+    assert stays.refused(keyed_append_command(9, 2)) == "partition_opening", "the other one takes records of this epoch"
+    goes.apply(fence_command(9, 2, 0, LESS))
+    assert stays.apply(adopt_command(9, 2, goes.query("producers"))) == FENCED.pack(0)
+    assert stays.apply(keyed_append_command(9, 1)) == APPEND_REPLY.pack(2, 1), "what it had goes on"
+    assert stays.apply(fence_command(9, 2, 1, LESS)) == FENCED.pack(3) and stays.joined == 2
+    assert stays.apply(fence_command(9, 2, 1, LESS)) == FENCED.pack(3)
+    assert stays.apply(adopt_command(9, 2, [[7, 5, [[99, 0, 1]]]])) == FENCED.pack(3), "it was told by another"
+    assert stays.apply(keyed_produce_command(9, 2, 7, 2)) == APPEND_REPLY.pack(NO_OFFSET, 0)
+    assert stays.apply(keyed_produce_command(9, 2, 7, 99)) == APPEND_REPLY.pack(3, 1)
+    assert stays.refused(adopt_command(8, 3, [])) == "refused"
+    assert stays.refused(adopt_command(9, 3, [])[:-1] + b"\xc1") == "bad_request"
+
+
+def test_only_who_gets_slots_is_joined(run: Run) -> None:
+    assert run.joined == 1
+    run.apply(fence_command(9, 2, 0, NEW))
+    assert run.joined == 1, "it gave some away"
+    run.apply(fence_command(9, 3, 0, OLD))
+    assert run.joined == 3
 
 
 def test_a_log_takes_a_topics_records_when_it_is_open() -> None:
