@@ -295,6 +295,11 @@ def partition_call(name: str, command: bytes) -> Call[bytes]:
     return ask("partition", bytes, kind="log", name=name, command=command)
 
 
+def delete_partition_call(name: str, topic: int) -> Call[Any]:
+    """Return the call that deletes the log of a topic's partition, which nobody else may."""
+    return ask("delete", plain, name=name, topic=topic)
+
+
 def ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield the ranged reads that a longer range of a body is made of."""
     for at in range(start, stop, BODY_BYTES):

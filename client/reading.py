@@ -2,18 +2,20 @@
 
 Invariants: a record is given only of a partition that is owned and not asked back; `done` is behind the last record
 that the loop came back from, `given` behind the last one that it was given, `committed` is what a coordinator counted:
-committed <= done <= given. A partition that is asked back is given up when all that was given of it is committed. Used
-by the consumers of all faces (`_async.consumer`).
+committed <= done <= given. A partition that is asked back is given up when all that was given of it is committed; one
+that has slots of partitions which ended is read from there on when its coordinator says that those were. Used by the
+consumers of all faces (`_async.consumer`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
-from logyard.protocol.groups import NO_OFFSET, Commit, Key, Owned, Shape, Standing
+from logyard.protocol.groups import NO_OFFSET, Commit, Key, Owned, PartitionShape, Shape, Standing
 from logyard.protocol.records import Page, Record
-from logyard.protocol.topics import Topic, opened_envelope
+from logyard.protocol.topics import Partition, Topic, opened_envelope
 
 STARTS = ("earliest", "latest", "error")
 
@@ -54,14 +56,22 @@ class Committed(NamedTuple):
 
 
 class Reading:
-    """One partition that is owned. `known`: where to read from is clear."""
+    """One partition that is owned. `known`: where to read from is clear; `born`: which one of its number it is;
+    `limit`: from there on it may not be read yet; `end`: there is nothing from there on."""
 
-    __slots__ = ("key", "epoch", "log", "known", "given", "done", "committed", "revoking", "records", "following")
+    __slots__ = (
+        "key", "epoch", "log", "born", "known", "given", "done", "committed", "revoking", "records", "following",
+        "passed", "limit", "end",
+    )  # fmt: skip
 
-    def __init__(self, owned: Owned, log: str) -> None:
+    def __init__(self, owned: Owned, partition: Partition) -> None:
         self.key = owned.key
         self.epoch = owned.epoch
-        self.log = log
+        self.log = partition.log
+        self.born = partition.born
+        self.passed = owned.passed
+        self.limit: int | None = None
+        self.end: int | None = None
         self.known = owned.offset != NO_OFFSET
         self.revoking = owned.revoking
         self.records: Iterator[Record] = iter(())
@@ -78,8 +88,24 @@ class Reading:
         self.records, self.known = iter(()), True
 
     def fill(self, page: Page) -> None:
-        """Take records that were fetched."""
-        self.records, self.following = iter(page), page.next
+        """Take records that were fetched, those that may be read."""
+        self.records, self.following, limit = iter(page), page.next, self.limit
+        if limit is not None and limit < page.next:
+            self.records, self.following = takewhile(lambda record: record.offset < limit, page), limit
+
+    def bound(self, partition: Partition | None, passed: int) -> None:
+        """Take what its topic's row and its coordinator say of where it may be read; None: it is not in the row."""
+        self.passed = passed
+        if partition is None or partition.born != self.born:
+            self.end = self.following
+            return
+        self.end = partition.end
+        self.limit = min((join.offset for join in partition.joins if join.epoch > passed), default=None)
+
+    @property
+    def at_rest(self) -> bool:
+        """There is nothing to be fetched of it, for now or for good."""
+        return any(bound is not None and self.following >= bound for bound in (self.limit, self.end))
 
     def ask_back(self) -> None:
         """Note that it is to be given up: what was fetched is for whoever is next."""
@@ -137,21 +163,32 @@ class Membership:
         if standing.owned is None or standing.version < self.version:
             return
         self.version = standing.version
-        logs = {one.number: one.log for one in row.partitions}
+        there = {one.number: one for one in row.readable}
         found = {}
         for owned in standing.owned:
             reading = self.readings.get(owned.key)
+            partition = there.get(owned.key[1])
             if reading is None or reading.epoch != owned.epoch:
-                log = logs.get(owned.key[1])
-                if log is None:
+                if partition is None:
                     # A partition that this process has not heard of yet: it asks, and then is told again.
                     self.version, self.revision = 0, max(self.revision, row.revision + 1)
                     continue
-                reading = Reading(owned, log)
+                if partition.born and standing.revisions.get(row.id, 0) < row.revision:
+                    # The coordinator may mean the one that had its number before: it is told, and then says it again.
+                    self.version = 0
+                    continue
+                reading = Reading(owned, partition)
+            reading.bound(partition, owned.passed)
             if owned.revoking and not reading.revoking:
                 reading.ask_back()
             found[owned.key] = reading
         self.readings = found
+
+    def know(self, row: Topic) -> None:
+        """Take a newer row of the topic."""
+        there = {one.number: one for one in row.readable}
+        for key, reading in self.readings.items():
+            reading.bound(there.get(key[1]), reading.passed)
 
     def owns(self, reading: Reading) -> bool:
         """Return whether this is still its partition, in this ownership."""
@@ -185,6 +222,7 @@ class Membership:
 
 def shape_of(row: Topic) -> Shape:
     """Return a topic as its groups need to know it."""
-    return Shape(
-        row.id, row.name, row.revision, tuple((one.number, one.zone, one.sources) for one in row.live)
-    )  # fmt: skip
+    partitions = (
+        PartitionShape(one.number, one.zone, one.sources, one.born, one.joins, one.end) for one in row.readable
+    )
+    return Shape(row.id, row.name, row.revision, tuple(partitions))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from .errors import BadRequest, LogyardError
+from .topics import Join, Sources
 
 COORDINATORS = 16
 MACHINE = "groups"
@@ -27,23 +28,45 @@ Key = tuple[int, int]
 """A partition: (topic id, number)."""
 
 
+class PartitionShape(NamedTuple):
+    """A partition as a group needs to know it: what `topics.Partition` has under the same names."""
+
+    number: int
+    zone: str = ""
+    sources: Sources = ()
+    born: int = 0
+    joins: tuple[Join, ...] = ()
+    end: int | None = None
+
+
+PARTITION_BASE = 3
+"""Fields that one always has where it is packed; of the others those up to the last one that says anything."""
+EMPTY = PartitionShape(0)
+
+
 class Shape(NamedTuple):
-    """A topic as a group needs to know it. `partitions`: (number, zone, sources) of each, as the topic's row has it."""
+    """A topic as a group needs to know it: its partitions that are read."""
 
     topic: int
     name: str
     revision: int
-    partitions: tuple[tuple[int, str, tuple[tuple[int, int], ...]], ...]
+    partitions: tuple[PartitionShape, ...]
+
+    def packed(self) -> list[Any]:
+        """Return it as plain values."""
+        return [*self[:3], [_packed_partition(one) for one in self.partitions]]
 
 
 class Owned(NamedTuple):
     """A partition that a member owns. `offset`: where its next record is, as far as was committed; `revoking`: it is to
-    be given up, and confirmed, as soon as what was read of it is committed."""
+    be given up, and confirmed, as soon as what was read of it is committed. `passed`: of its joins, those up to this
+    epoch may be read: what has to be read before was."""
 
     key: Key
     epoch: int
     offset: int
     revoking: bool
+    passed: int = 0
 
 
 class Standing(NamedTuple):
@@ -89,7 +112,7 @@ def join_command(
 ) -> bytes:  # fmt: skip
     """Return the command of a process that begins to consume. `name`: of its member, or nothing; `instance`: its own
     number, another one each time that it joins."""
-    return _packed([JOIN, group, name, instance, ttl_ms, zone, shapes])
+    return _packed([JOIN, group, name, instance, ttl_ms, zone, [shape.packed() for shape in shapes]])
 
 
 def beat_command(
@@ -103,7 +126,8 @@ def beat_command(
 ) -> bytes:
     """Return a sign of life, with what is committed, then what is given up (with its epoch), and topics that changed.
     `version`: the newest standing that the member knows."""
-    return _packed([BEAT, group, name, member, version, commits, confirms, shapes])
+    told = [shape.packed() for shape in shapes]
+    return _packed([BEAT, group, name, member, version, commits, confirms, told])
 
 
 def leave_command(group: str, name: str, member: int, commits: Sequence[Commit] = ()) -> bytes:
@@ -111,9 +135,10 @@ def leave_command(group: str, name: str, member: int, commits: Sequence[Commit] 
     return _packed([LEAVE, group, name, member, commits])
 
 
-def reset_command(group: str, offsets: Sequence[tuple[Key, int]]) -> bytes:
-    """Return the command that sets a group's offsets; it has no members then."""
-    return _packed([RESET, group, offsets])
+def reset_command(group: str, offsets: Sequence[tuple[Key, int, int]]) -> bytes:
+    """Return the command that sets a group's offsets, each with when its partition was `born`; it has no members
+    then."""
+    return _packed([RESET, group, [row if row[2] else row[:2] for row in offsets]])
 
 
 def delete_command(group: str) -> bytes:
@@ -131,6 +156,11 @@ def list_question() -> bytes:
     return _packed(["groups"])
 
 
+def offsets_question(topic: int) -> bytes:
+    """Return the question how far each group of a coordinator has read a topic's partitions."""
+    return _packed(["offsets", topic])
+
+
 def standing_of(reply: bytes) -> Standing:
     """Return what a coordinator answered. Raises `LogyardError`."""
     try:
@@ -144,6 +174,13 @@ def standing_of(reply: bytes) -> Standing:
 def unpacked(reply: bytes) -> Any:
     """Return an answer's plain values."""
     return msgpack.unpackb(reply, use_list=False, strict_map_key=False)
+
+
+def _packed_partition(one: PartitionShape) -> tuple[Any, ...]:
+    count = len(one)
+    while count > PARTITION_BASE and one[count - 1] == EMPTY[count - 1]:
+        count -= 1
+    return tuple(one[:count])
 
 
 def _packed(values: Sequence[Any]) -> bytes:

@@ -14,6 +14,7 @@ from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Spec
 from logyard.machines.catalog.logs import RESERVED
+from logyard.machines.log import AppendLog
 from logyard.machines.registry import BUILT_IN
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, UnknownGroup, WrongKind
 from logyard.protocol.pending import PendingReply, Sink
@@ -95,11 +96,13 @@ class GroupVerbs:
         _check_open(machine)
         return await self._registry.create_batch(names, members, machine, arguments)
 
-    async def delete_group(self, name: str, force: bool = False) -> None:
+    async def delete_group(self, name: str, force: bool = False, topic: int = 0) -> None:
         """Delete a group: a command, on its leader; members that are away learn of it when they speak. `force`: tell
-        the nodes one by one instead, from any member's, for a group without a quorum. Raises `NotLeader`."""
+        the nodes one by one instead, from any member's, for a group without a quorum. `topic`: the one whose partition
+        it is. Raises `NotLeader`, `Refused` for a partition of a topic that does not ask for it."""
         member = self._groups.find(name)
         if not force:
+            check_owner(member, topic)
             pending: PendingReply[bytes] = PendingReply()
             self._propose(member, "delete", sink=pending)
             await pending.wait(trio.Event)
@@ -141,6 +144,18 @@ class GroupVerbs:
                 await wait(member, partial(_is_led, member))
 
 
+def check_owner(member: Member, topic: int) -> None:
+    """Raise `Refused` for the log of a topic's partition, unless it is that topic that asks."""
+    machine = member.machine
+    partition = machine.partition if isinstance(machine, AppendLog) else None
+    if partition is not None and partition.topic not in (0, topic):
+        name = member.spec.name.rpartition(".")[0]
+        raise Refused(
+            f"{member.spec.name!r} is partition {partition.number} of topic {name!r}, and goes with that: logyard topic "
+            f"delete {name}, or with fewer partitions: logyard topic alter {name} --partitions N"
+        )
+
+
 def _is_led(member: Member) -> bool:
     return member.raft.leader != 0
 
@@ -167,7 +182,7 @@ class ByCatalogue:
     """Creations and deletions where the cluster has a catalogue. `delete` lets a group go, as without one."""
 
     def __init__(
-        self, births: Births, find: Callable[[str], Member], delete: Callable[[str, bool], Awaitable[None]]
+        self, births: Births, find: Callable[[str], Member], delete: Callable[[str, bool, int], Awaitable[None]]
     ) -> None:
         self._births = births
         self.create_batch = births.create_batch
@@ -179,15 +194,17 @@ class ByCatalogue:
         found = await self._births.create(specs)
         return [{"name": spec.name, "uid": spec.uid, "members": list(spec.voters)} for spec in found]
 
-    async def delete_group(self, name: str, force: bool = False) -> None:
-        """Delete a group; the catalogue knows it first, so that nobody counts on it any more. Raises `NotLeader`."""
+    async def delete_group(self, name: str, force: bool = False, topic: int = 0) -> None:
+        """Delete a group; the catalogue knows it first, so that nobody counts on it any more. Raises `NotLeader`,
+        `Refused`."""
         if name == RESERVED:
             raise Refused(f"{name!r} is the cluster's own")
         member = self._find(name)
         if not force:
+            check_owner(member, topic)
             check_leader(member)
         try:
             await self._births.delete(member.uid)
         except UnknownGroup:
             raise Busy(f"the catalogue, which does not know {name!r} yet,", 1.0) from None
-        await self._delete(name, force)
+        await self._delete(name, force, topic)

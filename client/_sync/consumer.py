@@ -40,12 +40,13 @@ from logyard.protocol.groups import (
     unpacked,
 )
 from logyard.protocol.records import Page, Record
+from logyard.protocol.topics import MAKING
 from logyard.protocol.topics import Topic as Row
 
 from ..log import POLL_BYTES, POLL_RECORDS
 from ..reading import STARTS, Committed, Consumed, Membership, Reading, shape_of
 from ..sequences import new_number
-from .topics import Topic, TopicsYard, all_topics, look_up, system_group
+from .topics import RESUME_S, Topic, TopicsYard, all_topics, look_up, system_group
 
 TTL_S = 10.0
 BEAT_S_MAX = 1.0
@@ -54,6 +55,8 @@ WAIT_S = 0.5
 """Where there is nothing to read it is looked so often what the coordinator said."""
 REFRESH_S = 5.0
 """So often a member looks whether its topic has new partitions."""
+RETIRE_S = 10.0
+"""So often a member of each group looks whether partitions that ended were read by all groups."""
 POLL_S = 2.0
 """One try to fetch: a partition that nobody leads just now does not keep the others waiting."""
 AWAY_S = 300.0
@@ -89,7 +92,7 @@ class GroupConsumer:
     __slots__ = (
         "yard", "topic", "group", "start", "member", "ttl", "zone", "commit_every", "bodies", "failure", "closed",
         "_coordinator", "_row", "_own", "_news", "_given", "_beat_at", "_refresh_at", "_commit_at", "_called", "_turn",
-        "_beating", "_max_records", "_max_bytes", "_reading",
+        "_beating", "_max_records", "_max_bytes", "_reading", "_retire_at", "_stale_at",
     )  # fmt: skip
 
     def __init__(
@@ -131,7 +134,9 @@ class GroupConsumer:
         self._given: tuple[Reading, int] | None = None
         # Whose page is being given.
         self._reading: Reading | None = None
-        self._beat_at = self._refresh_at = self._commit_at = 0.0
+        self._beat_at = self._refresh_at = self._commit_at = self._retire_at = 0.0
+        # Since when records come by a layout that the topic's row does not have yet; 0: they do not.
+        self._stale_at = 0.0
         self._called = 0.0
         self._turn = 0
         self._beating = False
@@ -313,6 +318,7 @@ class GroupConsumer:
             if not reading.known:
                 self._begin(reading)
                 return
+        readings = [one for one in readings if not one.at_rest]
         if not readings:
             self.yard.pause(min(wait, self.ttl / 20))
             return
@@ -336,10 +342,20 @@ class GroupConsumer:
         """Return what comes next of a partition; None where that is not there any more, and it goes on elsewhere."""
         log = self.yard.log(reading.log)
         try:
-            return log.poll(
+            page: Page = log.poll(
                 reading.following, max_records=self._max_records, max_bytes=self._max_bytes, wait=wait,
                 bodies=self.bodies, timeout=wait + POLL_S,
             )  # fmt: skip
+            if self._row is not None and page.joined > self._row.epoch:
+                # Some of these may have to wait for what lies elsewhere, and only the newest row says for what.
+                self._stale_at = self._stale_at or self.yard.clock()
+                self._look_again()
+                return None
+            return page
+        except UnknownGroup:
+            # A partition that ended and was read, or a topic that was deleted.
+            self._look_again()
+            return None
         except (OutOfRange, Gone):
             start, end = log.latest()
             if start <= reading.following <= end:
@@ -351,6 +367,11 @@ class GroupConsumer:
             reading.begin(start if self.start == "earliest" else end)
             return None
 
+    def _look_again(self) -> None:
+        """Have the topic be looked at, in a moment."""
+        self._refresh_at = self.yard.clock()
+        self.yard.pause(WAIT_S / 10)
+
     def _begin(self, reading: Reading) -> None:
         """Find out where to begin with a partition that the group has no offset of, and commit that, so that whoever
         reads it next begins there too."""
@@ -360,7 +381,11 @@ class GroupConsumer:
                 code="no_offset",
             )
             raise self.failure.again()
-        start, end = self.yard.log(reading.log).latest()
+        try:
+            start, end = self.yard.log(reading.log).latest()
+        except UnknownGroup:
+            self._look_again()
+            return
         offset = start if self.start == "earliest" else end
         done = self._beat([Commit(reading.key, reading.epoch, offset)])
         if reading.number in done.offsets and self._own.owns(reading):
@@ -370,8 +395,8 @@ class GroupConsumer:
 
     def _join(self) -> None:
         self._row = look_up(self.yard, self.topic)
-        if not self._row.live or self._row.state == "making":
-            self._row = Topic(self.yard, self.topic).create(len(self._row.partitions))
+        if self._row.state == MAKING:
+            self._row = Topic(self.yard, self.topic).finish(self._row)
         now = self.yard.clock()
         command = join_command(
             self.group, self.member, new_number(), round(self.ttl * 1000), self.zone, [shape_of(self._row)]
@@ -401,7 +426,27 @@ class GroupConsumer:
             return
         if self._row is not None and row.id != self._row.id:
             self._lost()
+        row = self._tended(row, now)
+        if self._row is None or row.epoch > self._row.epoch:
+            self._stale_at = 0.0
         self._row = row
+        self._own.know(row)
+
+    def _tended(self, row: Row, now: float) -> Row:
+        """Finish a change of the topic that somebody left half done, and let partitions go that all groups have read;
+        one member of each group looks after that. Return the row as it is then."""
+        topic = Topic(self.yard, self.topic)
+        try:
+            if self._stale_at and now - self._stale_at > RESUME_S:
+                return topic.finish(row)
+            first = min(one.number for one in row.live)
+            if len(row.live) < len(row.partitions) and first in self.assignment and now >= self._retire_at:
+                self._retire_at = now + RETIRE_S
+                return topic.retire(row)
+        except LogyardError:
+            # It goes on without that, and somebody comes by later.
+            pass
+        return row
 
     def _beat(self, commits: Sequence[Commit]) -> Committed:
         """Say that it lives, with what is committed and what is given up by that."""
@@ -511,7 +556,7 @@ class ConsumerGroup:
         partitions = []
         for topic, number, owner, epoch, offset, revoking, _ in found["partitions"]:
             row = rows.get(topic)
-            log = next((one.log for one in row.partitions if one.number == number), None) if row is not None else None
+            log = next((one.log for one in row.readable if one.number == number), None) if row is not None else None
             end = (self.yard.log(log).latest()).end if log is not None else None
             partitions.append(
                 {
@@ -535,14 +580,14 @@ class ConsumerGroup:
         if not isinstance(to, int) and to not in ("earliest", "latest"):
             raise BadRequest(f"a group is reset to earliest, latest or an offset, not to {to!r}")
         row = look_up(self.yard, topic)
-        chosen = [one for one in row.live if partition is None or one.number == partition]
+        chosen = [one for one in row.readable if partition is None or one.number == partition]
         if not chosen:
             raise BadRequest(f"topic {topic!r} has no partition {partition}")
         offsets = {}
         for one in chosen:
             start, end = self.yard.log(one.log).latest()
             offsets[one.number] = to if isinstance(to, int) else start if to == "earliest" else end
-        command = reset_command(self.name, [((row.id, number), offset) for number, offset in offsets.items()])
+        command = reset_command(self.name, [((row.id, one.number), offsets[one.number], one.born) for one in chosen])
         coordinator = coordinator_of(self.name)
         try:
             self.yard.machine(coordinator).command(command)

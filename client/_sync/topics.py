@@ -1,5 +1,5 @@
 # Made from client/_async/topics.py by `python -m logyard.client._async.generate`: change that file.
-"""Topics: `Topic` sends records to partitions by key, exactly once, and makes, grows and deletes a topic.
+"""Topics: `Topic` sends records to partitions by key, exactly once, and makes, alters and deletes a topic.
 
 A record's key says its slot, the topic's layout its partition, and the append says by which epoch of the layout it was
 routed: a log that was fenced since refuses it, tells the new layout, and the record goes where its slot lies now. What
@@ -17,14 +17,19 @@ import msgpack
 
 from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, UnknownGroup
 from logyard.protocol.frame import Buffer
+from logyard.protocol.groups import coordinators, offsets_question, unpacked
 from logyard.protocol.topics import (
     ADDING,
     DELETING,
     FENCED,
     MAKING,
     PARTITION_OPENING,
+    REMOVING,
     STALE_PARTITIONS,
     TOPICS_LOG,
+    Layout,
+    Partition,
+    adopt_command,
     check_topic_name,
     enveloped,
     fence_command,
@@ -44,7 +49,7 @@ from logyard.protocol.topics import (
     Topic as Row,
 )
 
-from ..log import partition_call
+from ..log import delete_partition_call, partition_call
 from ..numbering import NUMBER_MAX, producer_number, slot_of
 from .caller import Caller
 from .log import LogVerbs
@@ -246,7 +251,7 @@ class Topic:
         """Find out where slots lie."""
         row = look_up(self.yard, self.name)
         if row.state == MAKING:
-            row = self._finish(row)
+            row = self.finish(row)
         if row.state == DELETING:
             raise unknown_topic(self.name)
         slots = slots_of(row.layout)
@@ -266,7 +271,7 @@ class Topic:
         if self._routing is not routing and self._routing is not None and error.code == STALE_PARTITIONS:
             return
         if error.code == PARTITION_OPENING:
-            self._wait_open(number, deadline)
+            self._wait_open(number, routing, deadline)
             return
         log = self.yard.log(partition_log(self.name, number))
         told = msgpack.unpackb(log.query(msgpack.packb(["partition"]), consistency="linearizable"))
@@ -276,19 +281,21 @@ class Topic:
         slots = slots_of(unpack_layout(told[3]))
         self._routing = Routing(routing.topic, told[2], slots, sorted(set(slots)))
 
-    def _wait_open(self, number: int, deadline: float) -> None:
-        """Wait until a new partition takes records; open it where nobody does."""
+    def _wait_open(self, number: int, routing: Routing, deadline: float) -> None:
+        """Wait until a partition takes records of that layout; do what is left to be done for that where nobody
+        does."""
         patience = min(deadline, self.yard.clock() + RESUME_S)
         log = self.yard.log(partition_log(self.name, number))
         while self.yard.clock() < patience:
             try:
-                if msgpack.unpackb(log.query(msgpack.packb(["partition"]))) is not None:
+                told = msgpack.unpackb(log.query(msgpack.packb(["partition"])))
+                if told is not None and told[2] >= routing.epoch:
                     return
             except UnknownGroup:
                 # It is about to be made.
                 pass
             self.yard.pause(OPENING_PAUSE_S)
-        self._finish(look_up(self.yard, self.name))
+        self.finish(look_up(self.yard, self.name))
 
     # What it is
 
@@ -314,27 +321,36 @@ class Topic:
             "members": sorted(members or ()),
             "options": _options(age, bytes, records),
         }
-        return self._finish(self._tell("create", values))
+        return self.finish(self._tell("create", values))
 
     def grow(self, partitions: int) -> Row:
         """Add partitions until there are so many. Keys move to new partitions only, and consumers read them in order:
         a new partition is read when everything before it was."""
-        row = self.describe()
-        if row.state in (MAKING, ADDING):
-            self._finish(row)
-        return self._finish(self._tell("add", {"name": self.name, "partitions": partitions}))
+        row = self.finish(self.describe())
+        if len(row.live) < len(row.partitions):
+            # A number that is free again is used again.
+            self.retire(row)
+        return self.finish(self._tell("add", {"name": self.name, "partitions": partitions}))
+
+    def shrink(self, partitions: int, *, force: bool = False) -> Row:
+        """Take partitions away until there are so many, those of the highest numbers. Their keys move to the others,
+        and are read in their order: what was in a partition stays to be read until each consumer group has committed
+        all of it, or it is empty, and goes then. `force`: it goes at once, also what nobody has read."""
+        self.finish(self.describe())
+        row = self.finish(self._tell("remove", {"name": self.name, "partitions": partitions}))
+        return self.retire(row, force)
 
     def retain(self, *, age: float = 0.0, bytes: int = 0, records: int = 0) -> Row:
         """Say what each partition keeps from now on, as `Log.retain`; 0 is no limit."""
         row = self._tell("options", {"name": self.name, "options": _options(age, bytes, records)})
-        for one in row.partitions:
+        for one in row.readable:
             self.yard.log(one.log).retain(age=age, bytes=bytes, records=records)
         return row
 
     def purge(self) -> int:
         """Drop all records that are in the topic; return how many those were."""
         count = 0
-        for one in (self.describe()).live:
+        for one in (self.describe()).readable:
             log = self.yard.log(one.log)
             start, end = log.latest()
             log.truncate(end)
@@ -346,11 +362,7 @@ class Topic:
         their groups."""
         row = self._tell("delete", {"name": self.name})
         for one in row.partitions:
-            try:
-                self.yard.delete(one.log)
-            except UnknownGroup:
-                # By whoever began this.
-                continue
+            self._delete_log(row, one.log)
         self._routing = None
         try:
             self._tell("deleted", {"id": row.id})
@@ -369,36 +381,117 @@ class Topic:
             reply = self.yard.machine(TOPICS_LOG).command(data)
         return topic_of(section_answer(reply))
 
-    def _finish(self, row: Row) -> Row:
-        """Do what is left of an intent; it may be done by several at once."""
+    def finish(self, row: Row) -> Row:
+        """Do what is left of an intent; it may be done by several at once. Return the row as it is then."""
         if row.state == MAKING:
             self._make(row, [one.number for one in row.partitions])
             for one in row.partitions:
-                self.yard.run(partition_call(one.log, open_command(row.id, row.epoch, one.number, row.layout)))
+                self._command(one, open_command(row.id, row.epoch, one.number, row.layout))
             return self._tell("made", {"id": row.id, "uids": self._uids(row)})
-        if row.state == ADDING and row.coming is not None:
-            epoch, layout, new = row.coming
-            self._make(row, new)
-            logs = {one.number: one.log for one in row.partitions}
-            for number in new:
-                # From now on it knows what a topic's record is, so that those who come too early are told to wait.
-                self.yard.run(partition_call(logs[number], inherit_command(row.id, [])))
-            fences = []
-            for one in row.live:
-                reply = self.yard.run(partition_call(one.log, fence_command(row.id, epoch, one.number, layout)))
-                fences.append((one.number, FENCED.unpack(reply)[0]))
-                asked = msgpack.packb(["producers"])
-                producers = msgpack.unpackb(self.yard.log(one.log).query(asked, consistency="linearizable"))
-                for at in range(0, len(producers), INHERIT_ROWS):
-                    for number in new:
-                        some = inherit_command(row.id, producers[at : at + INHERIT_ROWS])
-                        self.yard.run(partition_call(logs[number], some))
-            for number in new:
-                self.yard.run(partition_call(logs[number], open_command(row.id, epoch, number, layout)))
-            values = {"id": row.id, "epoch": epoch, "fences": fences, "uids": self._uids(row)}
-            row = self._tell("added", values)
+        if row.state == ADDING:
+            row = self._add(row)
+            self._routing = None
+        if row.state == REMOVING:
+            row = self._remove(row)
             self._routing = None
         return row
+
+    def _add(self, row: Row) -> Row:
+        """Make new partitions, fence the others, let the new ones know their producers, and open them."""
+        assert row.coming is not None
+        epoch, layout, numbers = row.coming
+        self._make(row, numbers)
+        new = [one for one in row.partitions if one.number in numbers]
+        for one in new:
+            # From now on it knows what a topic's record is, so that those who come too early are told to wait.
+            self._command(one, inherit_command(row.id, []))
+        fences = []
+        for source in row.live:
+            fences.append((source.number, self._fence(row, source, epoch, layout)))
+            for some in self._producers(source):
+                for one in new:
+                    self._command(one, inherit_command(row.id, some))
+        for one in new:
+            self._command(one, open_command(row.id, epoch, one.number, layout))
+        values = {"id": row.id, "epoch": epoch, "fences": fences, "uids": self._uids(row)}
+        return self._tell("added", values)
+
+    def _remove(self, row: Row) -> Row:
+        """Fence partitions that go, let those that stay know their producers, and have them take their slots."""
+        assert row.coming is not None
+        epoch, layout, numbers = row.coming
+        stay = [one for one in row.live if one.number not in numbers]
+        for one in stay:
+            # From now on it takes nothing of that layout before it knows what the others' producers wrote.
+            self._command(one, adopt_command(row.id, epoch, []))
+        fences = []
+        for source in row.live:
+            if source.number in numbers:
+                fences.append((source.number, self._fence(row, source, epoch, layout)))
+                for some in self._producers(source):
+                    for one in stay:
+                        self._command(one, adopt_command(row.id, epoch, some))
+        for one in stay:
+            fences.append((one.number, self._fence(row, one, epoch, layout)))
+        return self._tell("removed", {"id": row.id, "epoch": epoch, "fences": fences})
+
+    def _command(self, one: Partition, command: bytes) -> bytes:
+        return self.yard.run(partition_call(one.log, command))
+
+    def _fence(self, row: Row, one: Partition, epoch: int, layout: Layout) -> int:
+        """Have a partition's log refuse what was routed before; return where it stands."""
+        offset: int = FENCED.unpack(self._command(one, fence_command(row.id, epoch, one.number, layout)))[0]
+        return offset
+
+    def _producers(self, one: Partition) -> list[list[Any]]:
+        """Return what a partition's producers wrote, in parts."""
+        asked = msgpack.packb(["producers"])
+        found = msgpack.unpackb(self.yard.log(one.log).query(asked, consistency="linearizable"))
+        return [found[at : at + INHERIT_ROWS] for at in range(0, len(found), INHERIT_ROWS)]
+
+    # How partitions go
+
+    def retire(self, row: Row, force: bool = False) -> Row:
+        """Let partitions go that ended and were read: each consumer group that knows the topic has committed up to
+        their ends, or they are empty; with `force` all that ended. Return the row as it is then."""
+        gone = [one.number for one in row.draining if force or self._is_empty(one)]
+        left = [one for one in row.draining if one.number not in gone]
+        if left:
+            gone += self._read_by_all(row, left)
+        if gone:
+            # First nobody is to begin with it; then its log goes; then its number is free.
+            row = self._tell("retire", {"id": row.id, "numbers": gone})
+        retired = [one for one in row.partitions if one.retired]
+        for one in retired:
+            self._delete_log(row, one.log)
+        if retired:
+            row = self._tell("drained", {"id": row.id, "numbers": [one.number for one in retired]})
+        return row
+
+    def _is_empty(self, one: Partition) -> bool:
+        start, end = self.yard.log(one.log).latest()
+        return start >= end
+
+    def _read_by_all(self, row: Row, draining: Sequence[Partition]) -> list[int]:
+        """Return the numbers of those that each group has read; none where there is no group."""
+        groups: list[dict[int, int]] = []
+        for name in coordinators():
+            try:
+                reply = self.yard.machine(name).query(offsets_question(row.id), consistency="linearizable")
+            except UnknownGroup:
+                # It coordinates nobody.
+                continue
+            groups += (dict(offsets) for _, offsets in unpacked(reply))
+        if not groups:
+            return []
+        return [one.number for one in draining if all(own.get(one.number, -1) >= (one.end or 0) for own in groups)]
+
+    def _delete_log(self, row: Row, name: str) -> None:
+        try:
+            self.yard.run(delete_partition_call(name, row.id))
+        except UnknownGroup:
+            # By whoever began this.
+            return
 
     def _make(self, row: Row, numbers: Sequence[int]) -> None:
         names = [one.log for one in row.partitions if one.number in numbers]
@@ -408,7 +501,8 @@ class Topic:
                 self.yard.log(name).retain(**row.options)
 
     def _uids(self, row: Row) -> list[tuple[int, int]]:
-        return [(one.number, int((self.yard.locate(one.log))["uid"])) for one in row.partitions]
+        there = [one for one in row.partitions if not one.retired]
+        return [(one.number, int((self.yard.locate(one.log))["uid"])) for one in there]
 
 
 class TopicProducer:

@@ -29,7 +29,7 @@ from logyard.engine.machine import (
 from logyard.protocol.errors import BadRequest
 from logyard.protocol.groups import BEAT, DELETE, JOIN, LEAVE, NAME_MAX, RESET, TTL_MS_MAX, TTL_MS_MIN, check_group_name
 
-from .state import Group, commits_of, rows_of, shapes_of
+from .state import Group, commits_of, resets_of, rows_of, shapes_of
 
 SECTION = "groups"
 TIMER = "due"
@@ -44,8 +44,8 @@ IDLE_MS = 7 * 24 * 3_600_000
 class Groups:
     """Consumer groups by name. `rebalance_ms`, `idle_ms`: in place of `REBALANCE_MS`, `IDLE_MS`."""
 
-    __slots__ = ("rebalance_ms", "idle_ms", "groups", "term", "timer", "next_member")
-    version = 1
+    __slots__ = ("rebalance_ms", "idle_ms", "groups", "term", "timer", "next_member", "ends")
+    version = 2
     renews_terms = True
     exclusive = True
     """It releases all that came before: payloads of another machine in its group would go with that."""
@@ -59,8 +59,14 @@ class Groups:
         self.next_member = 1
         # What the timer is set to; 0: it is not.
         self.timer = 0
+        # From version 2 on partitions may end, and get slots of those that do.
+        self.ends = False
 
     # What is replicated
+
+    def upgrade(self, from_version: int, to_version: int) -> None:
+        """Go on as a newer version."""
+        self.ends = to_version > 1
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
         """Apply one entry; no payload of it is kept."""
@@ -134,7 +140,7 @@ class Groups:
         return reply
 
     def _join(self, now: int, name: str, own: str, instance: int, ttl: int, zone: str, shapes: Any) -> object:
-        wanted = shapes_of(shapes)
+        wanted = shapes_of(shapes, self.ends)
         if not (type(own) is str and type(zone) is str and len(own) <= NAME_MAX and len(zone) <= NAME_MAX):
             raise Reject("bad_request", f"names of members and zones have at most {NAME_MAX} characters")
         if not (type(instance) is int and type(ttl) is int and TTL_MS_MIN <= ttl <= TTL_MS_MAX and wanted):
@@ -152,7 +158,7 @@ class Groups:
     def _beat(
         self, now: int, name: str, own: str, number: int, known: int, commits: Any, confirms: Any, shapes: Any
     ) -> object:
-        told, given, newer = commits_of(commits), rows_of(confirms), shapes_of(shapes)
+        told, given, newer = commits_of(commits), rows_of(confirms), shapes_of(shapes, self.ends)
         group = self._of(name)
         member = group.member(own, number)
         group.check_room(newer)
@@ -172,7 +178,7 @@ class Groups:
         return group.standing(member, 0, refused)
 
     def _reset(self, now: int, name: str, offsets: Any) -> object:
-        wanted = rows_of(offsets)
+        wanted = resets_of(offsets, self.ends)
         group = self.groups.get(name)
         if group is None:
             if len(self.groups) >= GROUPS_MAX:
@@ -203,12 +209,16 @@ class Groups:
     def snapshot(self) -> Sections:
         """Return one section."""
         groups = [group.pack() for group in self.groups.values()]
-        return {SECTION: msgpack.packb([self.term, self.timer, self.next_member, groups])}
+        more = [True] if self.ends else []
+        return {SECTION: msgpack.packb([self.term, self.timer, self.next_member, groups, *more])}
 
     def restore(self, sections: Sections) -> None:
         """Replace the state."""
-        term, timer, following, groups = msgpack.unpackb(sections[SECTION], use_list=False, strict_map_key=False)
+        term, timer, following, groups, *more = msgpack.unpackb(
+            sections[SECTION], use_list=False, strict_map_key=False
+        )  # fmt: skip
         found = {packed[0]: Group.unpack(packed) for packed in groups}
+        self.ends = bool(more)
         self.term, self.timer, self.next_member, self.groups = term, timer, following, found
 
     def live_refs(self) -> Iterable[PayloadRange]:
@@ -217,7 +227,8 @@ class Groups:
 
     def query(self, request: bytes) -> bytes:
         """Answer in msgpack: ``["group", name]`` -> everything about one; ``["groups"]`` -> rows ``[name, members,
-        partitions, rebalances]``. Raises `Reject`."""
+        partitions, rebalances]``; ``["offsets", topic]`` -> rows ``[name, [[partition, offset], ...]]`` of those that
+        read a topic. Raises `Reject`."""
         try:
             asked = msgpack.unpackb(request, use_list=False)
         except (ValueError, msgpack.UnpackException):
@@ -231,8 +242,14 @@ class Groups:
                     [one.name, len(one.members), len(one.parts), one.rebalances]
                     for _, one in sorted(self.groups.items())
                 ]
+            case ("offsets", int(topic)):
+                answer = [
+                    [one.name, offsets]
+                    for _, one in sorted(self.groups.items())
+                    if (offsets := one.offsets(topic)) is not None
+                ]
             case _:
-                raise Reject("bad_request", "a coordinator answers group and groups")
+                raise Reject("bad_request", "a coordinator answers group, groups and offsets")
         packed: bytes = msgpack.packb(answer)
         return packed
 

@@ -4,7 +4,8 @@ Invariants (`check`): a partition has at most one owner, who is a member; its ep
 an ownership is (partition, epoch) for ever; an owner that is asked to give it up keeps it, and may commit, until it
 confirms or `due` has come, and who is asked once is asked until then, whoever joins meanwhile; an offset only grows,
 but for a reset, when there are no members. A partition that was added later has no owner before the group has committed
-everything before the fences of those that its slots came from.
+everything before the fences of those that its slots came from; one that has slots of partitions which ended is read
+from there on when those were (`passed`); one that ended has no owner when it was read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from logyard.engine.machine import Reject
-from logyard.protocol.groups import NO_OFFSET, UNKNOWN_MEMBER, Commit, Key, Owned, Shape, Standing
+from logyard.protocol.groups import (
+    NO_OFFSET,
+    UNKNOWN_MEMBER,
+    Commit,
+    Key,
+    Owned,
+    PartitionShape,
+    Shape,
+)
+from logyard.protocol.topics import Join, Sources
 
 from .assign import Place, Reader, assign
 
@@ -52,16 +62,22 @@ class Member:
 
 class Part:
     """A partition, as this group has it. `owner` 0: nobody; `due`: when it is taken from an owner that was asked to
-    give it up, 0 while none was; `target`: whose it is to be then."""
+    give it up, 0 while none was; `target`: whose it is to be then; `born`: which one of its number it is."""
 
-    __slots__ = ("owner", "epoch", "target", "due", "offset")
+    __slots__ = ("owner", "epoch", "target", "due", "offset", "born")
 
-    def __init__(self) -> None:
+    def __init__(self, born: int = 0, epoch: int = 0) -> None:
         self.owner = 0
-        self.epoch = 0
+        self.epoch = epoch
         self.target = 0
         self.due = 0
         self.offset = NO_OFFSET
+        self.born = born
+
+    def become(self, born: int) -> None:
+        """Be another partition of the same number: nobody's, and not read."""
+        self.grant(0)
+        self.offset, self.born = NO_OFFSET, born
 
     def grant(self, member: int) -> None:
         """Give it to a member, or to nobody, in a new epoch."""
@@ -94,7 +110,7 @@ class Part:
 class Group:
     """See the module. `idle_since`: since when it has no members."""
 
-    __slots__ = ("name", "members", "names", "shapes", "parts", "idle_since", "rebalances")
+    __slots__ = ("name", "members", "names", "shapes", "parts", "idle_since", "rebalances", "_floor", "_joins", "_ends")
 
     def __init__(self, name: str, now: int) -> None:
         self.name = name
@@ -104,6 +120,11 @@ class Group:
         self.parts: dict[Key, Part] = {}
         self.idle_since = now
         self.rebalances = 0
+        # The highest epoch of a partition that went: no ownership of a later one of its number is an earlier one's.
+        self._floor = 0
+        # Of the shapes: partitions that have slots of others, and those that ended.
+        self._joins: dict[Key, tuple[Join, ...]] = {}
+        self._ends: dict[Key, int] = {}
 
     # Members
 
@@ -128,7 +149,7 @@ class Group:
         if older is not None:
             self._replace(older, member)
         self._learn(shapes)
-        if older is None or older.topics != member.topics or self._waits():
+        if older is None or older.topics != member.topics or self._waits() or self._holds_read():
             self.rebalance(now, patience)
         return member
 
@@ -184,14 +205,32 @@ class Group:
                 continue
             self.shapes[shape.topic] = shape
             changed = True
-            numbers = {number for number, _, _ in shape.partitions}
-            for number in numbers:
-                self.parts.setdefault((shape.topic, number), Part())
-            for key in [key for key in self.parts if key[0] == shape.topic and key[1] not in numbers]:
-                owner = self.members.get(self.parts.pop(key).owner)
-                if owner is not None:
-                    owner.changed()
+            there = {one.number: one.born for one in shape.partitions}
+            for key in [key for key in self.parts if key[0] == shape.topic and key[1] not in there]:
+                part = self.parts.pop(key)
+                self._floor = max(self._floor, part.epoch)
+                self._owner_changed(part.owner)
+            for number, born in there.items():
+                part = self.parts.setdefault((shape.topic, number), Part(born, self._floor))
+                if part.born != born:
+                    self._owner_changed(part.owner)
+                    part.become(born)
+        if changed:
+            self._index()
+            for key in self._joins:
+                # From where on it may not be read yet is news.
+                self._owner_changed(self.parts[key].owner)
         return changed
+
+    def _index(self) -> None:
+        rows = [((shape.topic, one.number), one) for shape in self.shapes.values() for one in shape.partitions]
+        self._joins = {key: one.joins for key, one in rows if one.joins}
+        self._ends = {key: one.end for key, one in rows if one.end is not None}
+
+    def _owner_changed(self, number: int) -> None:
+        owner = self.members.get(number)
+        if owner is not None:
+            owner.changed()
 
     def learn(self, shapes: Sequence[Shape], now: int, patience: int) -> None:
         """Take topics as they are now."""
@@ -199,13 +238,36 @@ class Group:
             self.rebalance(now, patience)
 
     def _readable(self) -> dict[Key, str]:
-        """Return the zone of each partition that may be read: those before it, by their fences, were."""
+        """Return the zone of each partition that may be read: those before it, by their fences, were, and it was not
+        read to its end."""
         found = {}
         for shape in self.shapes.values():
-            for number, zone, sources in shape.partitions:
-                if all(self._past((shape.topic, source), fence) for source, fence in sources):
-                    found[shape.topic, number] = zone
+            for one in shape.partitions:
+                key = shape.topic, one.number
+                if not self._is_read(key) and self._are_past(shape.topic, one.sources):
+                    found[key] = one.zone
         return found
+
+    def _is_read(self, key: Key) -> bool:
+        """Return whether a partition ended, and there is nothing left of it."""
+        end = self._ends.get(key)
+        return end is not None and self.parts[key].offset >= end
+
+    def _holds_read(self) -> bool:
+        """Return whether somebody has, or is to have, a partition of which nothing is left."""
+        return any(self._is_read(key) and self.parts[key].target for key in self._ends)
+
+    def _are_past(self, topic: int, sources: Sources) -> bool:
+        return all(self._past((topic, source), fence) for source, fence in sources)
+
+    def _passed(self, key: Key) -> int:
+        """Return up to which epoch a partition's joins may be read."""
+        passed = 0
+        for join in self._joins.get(key, ()):
+            if not self._are_past(key[0], join.sources):
+                break
+            passed = join.epoch
+        return passed
 
     def _waits(self) -> bool:
         """Return whether somebody could have a partition that nobody has."""
@@ -277,10 +339,14 @@ class Group:
                 raise Reject("bad_request", f"an offset is a number from 0 up, not {one.offset}")
             else:
                 counted[one.key], offsets[one.key] = part, max(one.offset, offsets.get(one.key, 0))
+        passed = {key: self._passed(key) for key in self._joins}
         for key, part in counted.items():
             part.commit(offsets[key])
-        if counted and self._waits():
-            # It may have come past a fence that a partition waited for.
+        for key, before in passed.items():
+            if self._passed(key) != before:
+                self._owner_changed(self.parts[key].owner)
+        if counted and (self._waits() or self._holds_read()):
+            # It may have come past a fence that a partition waited for, or to the end of one.
             self.rebalance(now, patience)
         return refused
 
@@ -288,16 +354,20 @@ class Group:
         part = self.parts.get(key)
         return part if part is not None and part.owner == member.number and part.epoch == epoch else None
 
-    def reset(self, offsets: Iterable[tuple[Key, int]]) -> None:
+    def reset(self, offsets: Iterable[tuple[Key, int, int]]) -> None:
         """Have partitions read from other offsets. Raises `Reject` while there are members."""
         self.check_idle("reset")
         wanted = list(offsets)
-        if any(not 0 <= offset <= OFFSET_MAX for _, offset in wanted):
+        if any(not 0 <= offset <= OFFSET_MAX for _, offset, _ in wanted):
             raise Reject("bad_request", "an offset is a number from 0 up")
-        if len({key for key, _ in wanted} - self.parts.keys()) + len(self.parts) > PARTITIONS_MAX:
+        if len({key for key, _, _ in wanted} - self.parts.keys()) + len(self.parts) > PARTITIONS_MAX:
             raise Reject("too_many_partitions", f"a consumer group reads {PARTITIONS_MAX} partitions at most")
-        for key, offset in wanted:
-            self.parts.setdefault(key, Part()).reset(offset)
+        for key, offset, born in wanted:
+            part = self.parts.setdefault(key, Part(born, self._floor))
+            if part.born < born:
+                part.become(born)
+            if part.born == born:
+                part.reset(offset)
 
     def check_idle(self, what: str) -> None:
         """Check that it has no members. Raises `Reject`."""
@@ -341,17 +411,23 @@ class Group:
 
     # What is told
 
-    def standing(self, member: Member, known: int, refused: Sequence[Key] = ()) -> Standing:
-        """Return what a member is answered."""
+    def standing(self, member: Member, known: int, refused: Sequence[Key] = ()) -> list[Any]:
+        """Return what a member is answered, a `Standing` as plain values."""
         owned = None
         if known != member.version:
             owned = tuple(
-                Owned(key, part.epoch, part.offset, part.due > 0)
+                _packed_owned(Owned(key, part.epoch, part.offset, part.due > 0, self._passed(key)))
                 for key, part in sorted(self.parts.items())
                 if part.owner == member.number
             )
         revisions = {topic: self.shapes[topic].revision for topic in member.topics if topic in self.shapes}
-        return Standing(member.number, member.version, owned, tuple(refused), revisions)
+        return [member.number, member.version, owned, refused, revisions]
+
+    def offsets(self, topic: int) -> list[list[int]] | None:
+        """Return [number, offset] of the partitions of a topic that it reads, or was to read; None of one that it does
+        not know."""
+        found = [[key[1], part.offset] for key, part in sorted(self.parts.items()) if key[0] == topic]
+        return found if found or topic in self.shapes else None
 
     def described(self) -> dict[str, Any]:
         """Return everything about it, in plain values."""
@@ -396,39 +472,67 @@ class Group:
             [one.number, one.name, one.instance, one.ttl, one.zone, one.topics, one.deadline, one.version, one.since]
             for one in self.members.values()
         ]
-        parts = [[key, part.owner, part.epoch, part.target, part.due, part.offset] for key, part in self.parts.items()]
-        shapes = list(self.shapes.values())
-        return [self.name, self.idle_since, self.rebalances, members, shapes, parts]
+        parts = [
+            [key, part.owner, part.epoch, part.target, part.due, part.offset, *((part.born,) if part.born else ())]
+            for key, part in self.parts.items()
+        ]
+        shapes = [shape.packed() for shape in self.shapes.values()]
+        more = [self._floor] if self._floor else []
+        return [self.name, self.idle_since, self.rebalances, members, shapes, parts, *more]
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> Group:
         """Return it as it was packed."""
-        name, idle, rebalances, members, shapes, parts = packed
+        name, idle, rebalances, members, shapes, parts, *floor = packed
         found = cls(name, idle)
         found.rebalances = rebalances
+        found._floor = floor[0] if floor else 0
         for number, own, instance, ttl, zone, topics, deadline, version, since in members:
             one = Member(number, own, instance, ttl, zone, topics, deadline - ttl)
             one.version, one.since = version, since
             found.members[number] = one
             if own:
                 found.names[own] = number
-        found.shapes = {shape[0]: Shape(*shape) for shape in shapes}
-        for key, owner, epoch, target, due, offset in parts:
-            part = found.parts[key] = Part()
+        found.shapes = {shape.topic: shape for shape in shapes_of(shapes)}
+        for key, owner, epoch, target, due, offset, *born in parts:
+            part = found.parts[key] = Part(*born)
             part.owner, part.epoch, part.target, part.due, part.offset = owner, epoch, target, due, offset
+        found._index()
         return found
 
 
-def shapes_of(packed: Iterable[Sequence[Any]]) -> list[Shape]:
-    """Return topics as a member told them. Raises `Reject`."""
+def shapes_of(packed: Iterable[Sequence[Any]], ends: bool = True) -> list[Shape]:
+    """Return topics as a member told them. `ends`: partitions may end, and get slots of those that do. Raises what
+    numbers that are none raise."""
     found = []
     for topic, name, revision, partitions in packed:
-        rows = tuple(
-            (int(number), str(zone), tuple((int(source), int(fence)) for source, fence in sources))
-            for number, zone, sources in partitions
-        )
+        rows = tuple(_partition_of(*one) for one in partitions if ends or _is_plain(one))
         found.append(Shape(int(topic), str(name), int(revision), rows))
     return found
+
+
+def _partition_of(
+    number: Any, zone: Any, sources: Any, born: Any = 0, joins: Any = (), end: Any = None
+) -> PartitionShape:  # fmt: skip
+    return PartitionShape(
+        int(number), str(zone), _sources_of(sources), int(born),
+        tuple(Join(int(epoch), int(offset), _sources_of(told)) for epoch, offset, told in joins),
+        None if end is None else int(end),
+    )  # fmt: skip
+
+
+def _is_plain(packed: Sequence[Any]) -> bool:
+    """Return True for a partition as the first version knows it. Raises ValueError for another one."""
+    _, _, _ = packed
+    return True
+
+
+def _sources_of(packed: Any) -> Sources:
+    return tuple((int(source), int(fence)) for source, fence in packed)
+
+
+def _packed_owned(one: Owned) -> tuple[Any, ...]:
+    return tuple(one) if one.passed else tuple(one[:4])
 
 
 def commits_of(packed: Iterable[Sequence[Any]]) -> list[Commit]:
@@ -441,4 +545,12 @@ def rows_of(packed: Iterable[Sequence[Any]]) -> list[tuple[Key, int]]:
     return [((int(topic), int(number)), int(value)) for (topic, number), value in packed]
 
 
-__all__ = ["Group", "Member", "Part", "commits_of", "rows_of", "shapes_of"]
+def resets_of(packed: Iterable[Sequence[Any]], ends: bool) -> list[tuple[Key, int, int]]:
+    """Return (partition, offset, when it was born) as they were told. `ends` as in `shapes_of`."""
+    rows = [(key, int(value), *map(int, born)) for key, value, *born in packed]
+    if any(len(row) > (3 if ends else 2) for row in rows):
+        raise ValueError("an offset is of a partition")
+    return [((int(row[0][0]), int(row[0][1])), row[1], row[2] if len(row) > 2 else 0) for row in rows]
+
+
+__all__ = ["Group", "Member", "Part", "commits_of", "resets_of", "rows_of", "shapes_of"]

@@ -4,14 +4,17 @@ ownership is held against what members said so far. Knows nothing of how the mac
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from logyard.engine.machine import Reject
 from logyard.machines.groups import Groups
-from logyard.machines.rehearsal import Rehearsal
+from logyard.machines.rehearsal import Rehearsal, Upgrade
 from logyard.protocol.groups import (
     Commit,
     Key,
+    Owned,
+    PartitionShape,
     Shape,
     Standing,
     beat_command,
@@ -23,6 +26,7 @@ from logyard.protocol.groups import (
     standing_of,
     unpacked,
 )
+from logyard.protocol.topics import Join, Sources
 
 PATIENCE = 20_000
 IDLE = 200_000
@@ -56,8 +60,13 @@ class World:
         self.chance = random.Random(seed)
         self.run = Rehearsal(make or (lambda: Groups(PATIENCE, IDLE)))
         self.clients: list[Client] = []
-        self.shape = Shape(1, "t", 1, tuple((number, "", ()) for number in range(self.chance.randint(1, 6))))
+        self.run.step(Upgrade(2))
+        self.shape = Shape(1, "t", 1, tuple(PartitionShape(number) for number in range(self.chance.randint(1, 6))))
+        # The epoch of the topic's layout.
+        self.layout = 1
         self.told = self.shape
+        # By partition: which one of its number the group knew last.
+        self.ever: dict[Key, int] = {}
         self.offsets: dict[Key, int] = {}
         # (partition, epoch) -> when its owner was first asked for it, and whom it was owned by.
         self.asked: dict[tuple[Key, int], int] = {}
@@ -73,9 +82,10 @@ class World:
         self.freed = set()
         started = self.run.now
         kind = self.chance.choices(
-            ["join", "beat", "commit", "confirm", "leave", "wait", "grow", "again", "zombie", "reset", "restore"],
-            [3, 6, 6, 8, 1, 6, 1, 1, 2, 1, 1],
-        )[0]
+            ["join", "beat", "commit", "confirm", "leave", "wait", "grow", "shrink", "retire", "again", "zombie", "reset",
+             "restore"],
+            [6, 12, 12, 16, 2, 12, 2, 1, 1, 2, 6, 2, 2],
+        )[0]  # fmt: skip
         getattr(self, f"_{kind}")()
         self._check(started)
 
@@ -93,7 +103,7 @@ class World:
         standing = standing_of(self.run.command(joins))
         again = standing_of(self.run.command(joins))
         assert again.member == standing.member, "the same process joins once"
-        self.told = self.shape
+        self._told_now()
         for one in self.clients:
             if name and one.name == name:
                 # What it owned is the newer process's now.
@@ -119,8 +129,6 @@ class World:
             self._lost(client)
             return None
         assert not client.gone, f"member {client.number} is gone, and was answered"
-        if shapes:
-            self.told = self.shape
         for one in commits or []:
             owns = current.get(one.key) == (client.number, one.epoch)
             assert (one.key not in standing.refused) == owns, f"a commit of {one} by {client.number}: {current}"
@@ -130,8 +138,12 @@ class World:
         for key, epoch in confirms or []:
             if current.get(key) == (client.number, epoch):
                 self.freed.add((key, epoch))
+        if shapes:
+            self._told_now()
         client.heard = self.run.now
         client.take(standing)
+        if standing.owned is not None:
+            self._check_passed(standing.owned)
         return standing
 
     def _beat(self) -> None:
@@ -182,12 +194,67 @@ class World:
     def _wait(self) -> None:
         self.run.wait(self.chance.choice([100, 1000, 4000, 9000, 21_000]))
 
+    def _live(self) -> list[PartitionShape]:
+        return [one for one in self.shape.partitions if one.end is None]
+
+    def _fence(self, number: int) -> int:
+        return self.offsets.get((1, number), 0) + self.chance.choice([0, 30])
+
+    def _becomes(self, partitions: Iterable[PartitionShape]) -> None:
+        self.shape = self.shape._replace(revision=self.shape.revision + 1, partitions=tuple(partitions))
+
     def _grow(self) -> None:
-        count = len(self.shape.partitions)
-        if count < 12 and self.shape == self.told:
-            fences = tuple((number, self.offsets.get((1, number), 0) + 30) for number in range(count))
-            more = (*self.shape.partitions, (count, "", fences))
-            self.shape = self.shape._replace(revision=self.shape.revision + 1, partitions=more)
+        taken = {one.number for one in self.shape.partitions}
+        if len(taken) < 12:
+            self.layout += 1
+            number = min(set(range(13)) - taken)
+            born = self.layout if (1, number) in self.ever else 0
+            fences = tuple((one.number, self._fence(one.number)) for one in self._live())
+            self._becomes((*self.shape.partitions, PartitionShape(number, "", fences, born)))
+
+    def _shrink(self) -> None:
+        live = self._live()
+        if len(live) > 1 and self.shape == self.told:
+            self.layout += 1
+            gone = live[-self.chance.randint(1, len(live) - 1) :]
+            ends = {one.number: self._fence(one.number) for one in gone}
+            joined = {
+                one.number: Join(self.layout, self._fence(one.number), tuple(ends.items())) for one in live[: -len(gone)]
+            }
+            self._becomes(
+                one._replace(end=ends[one.number]) if one.number in ends
+                else one._replace(joins=(*one.joins, joined[one.number])) if one.number in joined else one
+                for one in self.shape.partitions
+            )  # fmt: skip
+
+    def _retire(self) -> None:
+        """What ended and was read goes, sometimes what was not read as well; nobody waits for it any more."""
+        ended = [one.number for one in self.shape.partitions if one.end is not None]
+        if ended and self.shape == self.told:
+            gone = {number for number in ended if self._is_read(number) or self.chance.random() < 0.1}
+
+            def left(sources: Sources) -> Sources:
+                return tuple(one for one in sources if one[0] not in gone)
+
+            self._becomes(
+                one._replace(
+                    sources=left(one.sources),
+                    joins=tuple(join._replace(sources=left(join.sources)) for join in one.joins if left(join.sources)),
+                )
+                for one in self.shape.partitions
+                if one.number not in gone
+            )
+
+    def _told_now(self) -> None:
+        """The group knows the shape: what is not in it is forgotten, and so is what had a number before."""
+        born = {(1, one.number): one.born for one in self.shape.partitions}
+        for key in [key for key in self.ever if self.ever[key] != born.get(key)]:
+            self.offsets.pop(key, None)
+            if key in self.before:
+                # Another one has its number, which nobody can own yet.
+                self.freed.add((key, self.before[key][3]))
+        self.ever |= born
+        self.told = self.shape
 
     def _again(self) -> None:
         """An older shape comes late: it changes nothing."""
@@ -208,7 +275,7 @@ class World:
             return
         key, offset = (1, 0), self.chance.randint(0, 100)
         try:
-            self.run.command(reset_command(GROUP, [(key, offset)]))
+            self.run.command(reset_command(GROUP, [(key, offset, self.ever.get(key, 0))]))
             assert not found["members"], "reset while members live"
             self.offsets[key] = offset
         except Reject as refusal:
@@ -287,8 +354,29 @@ class World:
         assert asked is not None and now - asked >= PATIENCE, f"{key} was taken from {old[2]}, who lives"
 
     def _readable(self, key: Key, rows: dict[Key, list[Any]]) -> bool:
-        sources = next((row[2] for row in self.told.partitions if row[0] == key[1]), ())
+        one = next((one for one in self.told.partitions if one.number == key[1]), PartitionShape(key[1]))
+        return self._past(one.sources) and not self._is_read(one.number)
+
+    def _past(self, sources: Sources) -> bool:
         return all(self.offsets.get((1, source), -1) >= fence for source, fence in sources)
 
+    def _is_read(self, number: int) -> bool:
+        """Whether a partition ended, and there is nothing left of it."""
+        end = next((one.end for one in self.told.partitions if one.number == number), None)
+        return end is not None and self.offsets.get((1, number), -1) >= end
+
     def _check_fences(self, key: Key, rows: dict[Key, list[Any]]) -> None:
-        assert self._readable(key, rows), f"{key} is read before what its slots came from"
+        sources = next((one.sources for one in self.told.partitions if one.number == key[1]), ())
+        assert self._past(sources), f"{key} is read before what its slots came from"
+        assert not self._is_read(key[1]) or rows[key][5], f"{key} was read to its end, and is not asked back"
+
+    def _check_passed(self, owned: Sequence[Owned]) -> None:
+        """What a member is told of its partitions' joins is what the offsets say."""
+        for one in owned:
+            joins = next((part.joins for part in self.told.partitions if part.number == one.key[1]), ())
+            passed = 0
+            for join in joins:
+                if not self._past(join.sources):
+                    break
+                passed = join.epoch
+            assert one.passed == passed, f"{one}, of {joins} with {self.offsets}"

@@ -11,6 +11,7 @@ from logyard.machines.groups import Groups, machine, state
 from logyard.machines.rehearsal import Command, Rehearsal, Step, Wait
 from logyard.protocol.groups import (
     Commit,
+    PartitionShape,
     Shape,
     Standing,
     beat_command,
@@ -24,8 +25,8 @@ from logyard.protocol.groups import (
 )
 from logyard.testing import check_deterministic, check_restore
 
-SHAPE = Shape(7, "orders", 1, tuple((number, "", ()) for number in range(4)))
-GROW = Shape(7, "orders", 2, (*SHAPE.partitions, (4, "", ((0, 10), (1, 20)))))
+SHAPE = Shape(7, "orders", 1, tuple(PartitionShape(number) for number in range(4)))
+GROW = Shape(7, "orders", 2, (*SHAPE.partitions, PartitionShape(4, "", ((0, 10), (1, 20)))))
 
 
 def join(run: Rehearsal, instance: int, name: str = "", ttl: int = 10_000, shape: Shape = SHAPE) -> Standing:
@@ -159,7 +160,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for code, command in (
         ("too_many_members", join_command("g", "", 3, 10_000, "", [SHAPE])),
         ("too_many_groups", join_command("h", "", 3, 10_000, "", [SHAPE])),
-        ("too_many_groups", reset_command("h", [((7, 0), 3)])),
+        ("too_many_groups", reset_command("h", [((7, 0), 3, 0)])),
         ("bad_request", join_command("g", "", 3, 1, "", [SHAPE])),
         ("bad_request", join_command("g", "", 3, 10_000, "", [])),
         ("bad_request", join_command("", "", 3, 10_000, "", [SHAPE])),
@@ -189,7 +190,7 @@ def test_it_is_deterministic_and_its_snapshot_is_all_of_it() -> None:
         Command(join_command("g", "a", 4, 10_000, "x", [GROW])),
         Command(beat_command("g", "a", 1, 0)),
         Command(leave_command("g", "a", 4)),
-        Command(reset_command("g", [((7, 0), 3)])),
+        Command(reset_command("g", [((7, 0), 3, 0)])),
         Wait(8 * 24 * 3_600_000),
     ]
     check_restore(Groups, steps)

@@ -27,7 +27,7 @@ def test_histories_do_something() -> None:
     world = World(1)
     for _ in range(2000):
         world.step()
-    assert world.accepted > 300 and len(world.asked) > 5
+    assert world.accepted > 200 and len(world.asked) > 5
 
 
 def _restarts(self: Part, target: int, due: int) -> None:
@@ -81,7 +81,15 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "the silent stay": (Group, "pass_time", _nothing),
     "what nobody owns stays so": (Group, "_waits", lambda self: False),
     "a newer process waits for the older one": (Group, "_replace", _nothing),
+    "what was read to its end is read on": (Group, "_is_read", lambda self, key: False),
+    "slots of others are read at once": (Group, "_passed", lambda self, key: max((0, *_epochs(self, key)))),
+    "what had its number before counts": (Part, "become", _nothing),
+    "who is asked for one that is read gives it to others": (Group, "_holds_read", lambda self: False),
 }
+
+
+def _epochs(self: Group, key: Any) -> list[int]:
+    return [join.epoch for join in self._joins.get(key, ())]
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -89,7 +97,7 @@ def test_a_planted_bug_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     owner, method, bug = PLANTED[name]
     monkeypatch.setattr(owner, method, bug)
     with pytest.raises((AssertionError, KeyError)):
-        for seed in range(30):
+        for seed in range(SEEDS):
             world = World(seed)
             for _ in range(STEPS):
                 world.step()

@@ -18,7 +18,7 @@ from logyard.machines.catalog.logs import CONFLICTING, LIVE, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, REMOVED, RETURNED
 from logyard.machines.log.command import APPEND
 from logyard.protocol.frame import encode_frame
-from logyard.protocol.groups import Shape, join_command
+from logyard.protocol.groups import PartitionShape, Shape, join_command
 from logyard.protocol.kv import Put
 from logyard.protocol.kv import encode as encode_kv
 from logyard.service.node import Node
@@ -648,7 +648,7 @@ class Without(Story):
         if self.yard.loop.now >= self.until:
             return
         self.calls += 1
-        shapes = [Shape(1, "t", 1, ((0, "", ()), (1, "", ())))]
+        shapes = [Shape(1, "t", 1, (PartitionShape(0), PartitionShape(1)))]
         join = join_command("g", "m", self.calls, 60_000, "", shapes)
         calls = (
             (lambda node: appended(node, "a"), (3, 4, 5)),
