@@ -39,7 +39,7 @@ from .options import Options
 from .partitions import ROW_BYTES, cut
 from .sources import RECORD, LogInfo, Reading, Wanted
 from .stream_offsets import Limit, Lost, Position, StreamOffset, advance, between, parse_offset
-from .topics import as_asked, named_logs, partition_logs
+from .topics import as_asked, ended_logs, named_logs, partition_logs, topic_rows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -86,6 +86,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._there_until: dict[str, float] = {}
         self._hint_after = 0.0
         self._partitions: frozenset[str] = frozenset()
+        # Where partitions ended, by name and uid of their log.
+        self._ended: dict[tuple[str, int], int] = {}
         self._topics_after = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +141,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seen = self._pinned or self._look()
         gone = self._gone(since, seen)
         self._check_ends(since, seen)
-        end = advance(since, seen.infos, gone, options, self._limit(limit, since, seen.infos))
+        end = advance(since, seen.infos, gone, options, self._limit(limit, since, seen.infos), self._ended)
         self._report = report(end, seen.infos)
         return start if end is since else end.plain()
 
@@ -223,7 +225,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if topics is None or (self._partitions and time.monotonic() < self._topics_after):
             return
         try:
-            found = partition_logs(self.source.yard, topics, LEADER_PATIENCE_S)
+            rows = topic_rows(self.source.yard, topics, LEADER_PATIENCE_S)
         except OptionError:
             raise
         except LogyardError as error:
@@ -232,19 +234,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning("subscribeTopic: the topics could not be looked up: %s", error)
             self._topics_after = time.monotonic() + THERE_S
             return
+        found = partition_logs(rows)
+        self._ended = ended_logs(rows)
         if not self._partitions.issuperset(found):
             self._partitions = self._partitions.union(found)
             # It has left out what nodes told about them.
             self._table = None
 
     def _gone(self, since: StreamOffset, seen: Seen) -> set[str]:
-        """Return the logs of `since` that were deleted, for certain: each node has to say so."""
+        """Return the logs of `since` that were deleted, for certain: each node has to say so. A partition that ended and
+        was read keeps its place: nothing of it is missing."""
         if seen.partial or not seen.is_new():
             return seen.gone
         listed, now = {info.name for info in seen.infos}, time.monotonic()
         missing = [
             name for name in sorted(since.logs)
             if name not in listed and self._was_chosen(name) and self._there_until.get(name, now) <= now
+            and not is_read(name, since.logs[name], self._ended)
         ]  # fmt: skip
         if missing:
             # The cluster may have nodes by now that this connection knows nothing of.

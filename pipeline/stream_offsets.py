@@ -2,9 +2,10 @@
 
 An offset is what Spark keeps in the checkpoint: ``{"v": 1, "turn": NAME, "logs": {NAME: [uid, next]}}``, each log that
 was ever seen. A log that was met in that very batch has a third number, its first offset in it: so what a batch reads
-follows from its two offsets alone, and a batch that is repeated reads the same. A query's very first offset, which is
-asked for again and again, is marked as ``initial``: its first batch has that number for each log (decision 0030). Used
-by `stream`.
+follows from its two offsets alone, and a batch that is repeated reads the same; a fourth one is the uid of the log of
+that name that was read to its end before, a topic's partition that was taken away. A query's very first offset, which
+is asked for again and again, is marked as ``initial``: its first batch has the third number for each log (decision
+0030). Used by `stream`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .options import Options
 from .sources import LogInfo, Wanted
 
 VERSION = 1
+NOTHING: Mapping[tuple[str, int], int] = {}
 
 
 class BadOffset(LogyardError):
@@ -29,11 +31,17 @@ class BadOffset(LogyardError):
 
 
 class Position(NamedTuple):
-    """The next offset to be read of log `uid`. `first`: the log was met in this batch, which begins there."""
+    """The next offset to be read of log `uid`. `first`: the log was met in this batch, which begins there; `after`: the
+    uid of the log that had its name before, a partition that ended and was read."""
 
     uid: int
     next: int
     first: int | None = None
+    after: int | None = None
+
+    def plain(self) -> list[int]:
+        """Return it for JSON."""
+        return [part for part in self if part is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +56,8 @@ class StreamOffset:
     def plain(self) -> dict[str, Any]:
         """Return what Spark stores as JSON."""
         logs = {
-            name: [one.uid, one.next] if one.first is None else [one.uid, one.next, one.first]
-            for name, one in self.logs.items()
-        }
+            name: [one.uid, one.next] if one.first is None else one.plain() for name, one in self.logs.items()
+        }  # fmt: skip
         marked = {"initial": True} if self.initial else {}
         return {"v": VERSION, **marked, "turn": self.turn, "logs": logs}
 
@@ -84,7 +91,9 @@ def parse_offset(value: Any) -> StreamOffset:
 
 def _met_here(one: Any) -> bool:
     """Return whether it is the position in a log that was met in that batch."""
-    return isinstance(one, list) and len(one) == 3 and all(type(part) is int for part in one) and 0 <= one[2] <= one[1]
+    if not (isinstance(one, list) and len(one) in (3, 4) and all(type(part) is int for part in one)):
+        return False
+    return 0 <= one[2] <= one[1]
 
 
 def _damaged(value: Any) -> BadOffset:
@@ -126,7 +135,7 @@ def between(start: StreamOffset, end: StreamOffset) -> Batch:
         if known is not None and known.uid == one.uid:
             first = known.next
         else:
-            if known is not None:
+            if known is not None and known.uid != one.after:
                 lost.append(Lost(name, known.next))
             first = one.next if one.first is None else one.first
         if first > one.next:
@@ -149,11 +158,23 @@ class Limit(NamedTuple):
     costs: Mapping[str, int]
 
 
+def is_read(name: str, known: Position, ended: Mapping[tuple[str, int], int]) -> bool:
+    """Return whether a log was a partition that ended, and all of it was read."""
+    end = ended.get((name, known.uid))
+    return end is not None and known.next >= end
+
+
 def advance(
-    start: StreamOffset, infos: Sequence[LogInfo], gone: Collection[str], options: Options, limit: Limit | None
+    start: StreamOffset,
+    infos: Sequence[LogInfo],
+    gone: Collection[str],
+    options: Options,
+    limit: Limit | None,
+    ended: Mapping[tuple[str, int], int] = NOTHING,
 ) -> StreamOffset:
     """Return the end of the next batch; `start` itself when there is nothing new. `gone` are logs that were deleted,
-    for certain; any other that is not in `infos` keeps its place. Raises `DataLoss` unless a gap is allowed."""
+    for certain; any other that is not in `infos` keeps its place; `ended` says where partitions ended, by name and uid.
+    Raises `DataLoss` unless a gap is allowed."""
     if options.fail and (lost := sorted(name for name in gone if name in start.logs)):
         raise _deleted(lost[0], start.logs[lost[0]].next, "it was deleted; records")
     logs = {
@@ -166,6 +187,7 @@ def advance(
     backlog: list[tuple[str, int]] = []
     met: list[str] = []
     gaps: dict[str, int] = {}
+    after: dict[str, tuple[int, int]] = {}
     for info in infos:
         name, uid, first, end = info[:4]
         known = logs.get(name)
@@ -188,7 +210,9 @@ def advance(
                 logs[name] = Position(uid, begin)
                 changed = True
         else:
-            if known is not None and options.fail:
+            if known is not None and is_read(name, known, ended):
+                after[name] = first, known.uid
+            elif known is not None and options.fail:
                 raise _deleted(name, known.next, "it was deleted and made anew; records")
             begin = end if known is None and options.new_logs == "latest" else first
             logs[name] = Position(uid, begin)
@@ -207,6 +231,8 @@ def advance(
             begin = gaps.get(name, begins.get(name, 0))
             if begin < logs[name].next:
                 logs[name] = logs[name]._replace(first=begin)
+    for name, (first, uid) in after.items():
+        logs[name] = logs[name]._replace(first=first, after=uid)
     return StreamOffset(logs, turn)
 
 

@@ -15,7 +15,7 @@ import pyarrow
 from logyard.client._sync.topics import look_up
 from logyard.client.sync import Yard
 from logyard.protocol.errors import LogyardError
-from logyard.protocol.topics import DELETING, ENVELOPE, HAS_KEY, MAGIC
+from logyard.protocol.topics import DELETING, ENVELOPE, HAS_KEY, MAGIC, Topic
 
 from .errors import OptionError
 from .options import Options
@@ -31,12 +31,12 @@ def named_logs(options: Options, source: LogSource) -> Collection[str] | None:
     from .network import NetworkSource
 
     assert isinstance(source, NetworkSource), "a directory was refused"
-    return partition_logs(source.yard, options.topics)
+    return partition_logs(topic_rows(source.yard, options.topics))
 
 
-def partition_logs(yard: Yard, topics: Sequence[str], timeout_s: float | None = None) -> list[str]:
-    """Return the logs that are partitions of topics now. Raises `OptionError`, `LogyardError`."""
-    found: list[str] = []
+def topic_rows(yard: Yard, topics: Sequence[str], timeout_s: float | None = None) -> list[Topic]:
+    """Return topics as they are now. Raises `OptionError`, `LogyardError`."""
+    found: list[Topic] = []
     for name in topics:
         try:
             row = look_up(yard, name, timeout_s)
@@ -46,7 +46,20 @@ def partition_logs(yard: Yard, topics: Sequence[str], timeout_s: float | None = 
             raise OptionError(f"subscribeTopic: {error}") from None
         if row.state == DELETING:
             raise OptionError(f"subscribeTopic: topic {name!r} is being deleted")
-        found += [one.log for one in row.live]
+        found.append(row)
+    return found
+
+
+def partition_logs(rows: Iterable[Topic]) -> list[str]:
+    """Return the logs that are read of topics: also those of partitions that ended, as long as they are kept."""
+    return [one.log for row in rows for one in row.readable]
+
+
+def ended_logs(rows: Iterable[Topic]) -> dict[tuple[str, int], int]:
+    """Return where logs of partitions ended, by name and uid: whoever has read one up to there misses nothing of it
+    when it is gone."""
+    found = {(one.log, one.uid): one.end for row in rows for one in row.ended}
+    found |= {(one.log, one.uid): one.end for row in rows for one in row.partitions if one.end is not None}
     return found
 
 

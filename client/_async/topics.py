@@ -339,6 +339,16 @@ class Topic:
         row = await self.finish(await self._tell("remove", {"name": self.name, "partitions": partitions}))
         return await self.retire(row, force)
 
+    async def alter(self, partitions: int, *, force: bool = False) -> Row:
+        """Add or take away partitions until there are so many: `grow`, or `shrink` with `force`. With as many as there
+        are it lets those go that ended and were read since."""
+        row = await self.finish(await self.describe())
+        if partitions > len(row.live):
+            if force:
+                raise BadRequest(f"topic {self.name!r} has {len(row.live)} partitions: `force` is to have fewer")
+            return await self.grow(partitions)
+        return await self.shrink(partitions, force=force)
+
     async def retain(self, *, age: float = 0.0, bytes: int = 0, records: int = 0) -> Row:
         """Say what each partition keeps from now on, as `Log.retain`; 0 is no limit."""
         row = await self._tell("options", {"name": self.name, "options": _options(age, bytes, records)})

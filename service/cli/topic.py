@@ -17,7 +17,7 @@ from .output import Output, json_option
 
 if TYPE_CHECKING:
     from logyard.client.reading import Consumed
-    from logyard.protocol.topics import Topic
+    from logyard.protocol.topics import Sources, Topic
 
 F = TypeVar("F", bound=Callable[..., Any])
 BATCH_RECORDS = 512
@@ -50,7 +50,7 @@ def topic() -> None:
 
 
 def topic_fields(row: Topic) -> dict[str, object]:
-    """Return a topic for --json."""
+    """Return a topic for --json. `ends_at`: of a partition that ended, and is still to be read up to there."""
     shares = dict.fromkeys((one.number for one in row.partitions), 0)
     for slots, number in row.layout:
         shares[number] += slots
@@ -59,10 +59,26 @@ def topic_fields(row: Topic) -> dict[str, object]:
         "options": dict(row.options),
         "partitions": [
             {"partition": one.number, "log": one.log, "uid": f"{one.uid:016x}", "slots": shares[one.number],
-             "after": [{"partition": source, "offset": offset} for source, offset in one.sources]}
+             "ends_at": one.end, "after": offsets_fields(one.sources),
+             "joins": [{"offset": join.offset, "after": offsets_fields(join.sources)} for join in one.joins]}
             for one in row.partitions
+            if not one.retired
         ],
     }  # fmt: skip
+
+
+def offsets_fields(offsets: Sources) -> list[dict[str, int]]:
+    """Return offsets of partitions for --json."""
+    return [{"partition": number, "offset": offset} for number, offset in offsets]
+
+
+def count_text(row: Topic) -> str:
+    """Return how many partitions a topic has, and which ones ended and are still to be read, as a sentence's end."""
+    text = f"{len(row.live)} partitions"
+    if row.draining:
+        numbers = ", ".join(str(one.number) for one in row.draining)
+        text += f"; those that ended stay until every consumer group has read them, or they are empty: {numbers}"
+    return text
 
 
 @topic.command("create")
@@ -90,14 +106,14 @@ def create(
     """
     with opened(servers) as yard:
         row = yard.topic(name).create(partitions, members=members, age=age, bytes=size, records=records)
-    output.result({"ok": True, **topic_fields(row)}, f"created {name} with {len(row.partitions)} partitions")
+    output.result({"ok": True, **topic_fields(row)}, f"created {name} with {count_text(row)}")
 
 
 @topic.command("list")
 @servers_option
 @json_option
 def list_(servers: list[str], output: Output) -> None:
-    """List the topics: name, state, partitions, epoch.
+    """List the topics: name, state, partitions, epoch, partitions that ended and are still to be read.
 
     \b
     Example:
@@ -107,7 +123,7 @@ def list_(servers: list[str], output: Output) -> None:
         rows = yard.topics()
     if not output.json_wanted:
         for row in rows:
-            click.echo(f"{row.name}\t{row.state}\t{len(row.partitions)}\t{row.epoch}")
+            click.echo(f"{row.name}\t{row.state}\t{len(row.live)}\t{row.epoch}\t{len(row.draining)}")
     output.result({"ok": True, "topics": [topic_fields(row) for row in rows]})
 
 
@@ -116,7 +132,8 @@ def list_(servers: list[str], output: Output) -> None:
 @servers_option
 @json_option
 def describe(name: str, servers: list[str], output: Output) -> None:
-    """Show a topic's partitions: number, log, slots of 16384, first offset, next offset, leader.
+    """Show a topic's partitions: number, log, slots of 16384, first offset, next offset, leader, and of one that ended
+    and is still to be read its end; else -.
 
     \b
     Example:
@@ -129,14 +146,17 @@ def describe(name: str, servers: list[str], output: Output) -> None:
             start, end = yard.log(one["log"]).latest()
             one |= {"start": start, "end": end, "leader": yard.locate(one["log"])["leader"]}
             if not output.json_wanted:
-                shown = (one["partition"], one["log"], one["slots"], start, end, one["leader"])
+                ends = "-" if one["ends_at"] is None else one["ends_at"]
+                shown = (one["partition"], one["log"], one["slots"], start, end, one["leader"], ends)
                 click.echo("\t".join(map(str, shown)))
     output.result({"ok": True, **fields})
 
 
 @topic.command("alter")
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(min=1), help="How many there are to be: more than there are.")
+@click.option("--partitions", type=click.IntRange(min=1), help="How many there are to be.")
+@click.option("--force", is_flag=True, help="Drop what nobody has read of partitions that end, and ended before.")
+@click.option("--yes", is_flag=True, help="Do not ask before --force.")
 @click.option("--keep", is_flag=True, help="Set what is kept to --age, --bytes and --records; 0 is no limit.")
 @kept
 @servers_option
@@ -144,6 +164,8 @@ def describe(name: str, servers: list[str], output: Output) -> None:
 def alter(
     name: str,
     partitions: int | None,
+    force: bool,
+    yes: bool,
     keep: bool,
     age: float,
     size: int,
@@ -151,23 +173,33 @@ def alter(
     servers: list[str],
     output: Output,
 ) -> None:
-    """Add partitions, or say what the topic keeps. Keys move to new partitions only, and are read in their order.
+    """Add partitions or take some away, or say what the topic keeps. Keys are read in their order.
+
+    Partitions that are taken away are those of the highest numbers. They take no more records, and stay until every
+    consumer group has read them, or they are empty; the same command again lets go those that were read meanwhile.
+    --force asks first on a terminal.
 
     \b
     Examples:
       logyard topic alter orders --partitions 24
+      logyard topic alter orders --partitions 6
+      logyard topic alter orders --partitions 6 --force --yes
       logyard topic alter orders --keep --age 86400
     """
     if partitions is None and not keep:
         raise click.UsageError("say --partitions or --keep")
+    if force and partitions is None:
+        raise click.UsageError("--force is for fewer --partitions")
+    if force and not yes and sys.stdin.isatty():
+        click.confirm(f"Drop what nobody has read of partitions of {name}?", abort=True, err=True)
     with opened(servers) as yard:
         row = None
         if partitions is not None:
-            row = yard.topic(name).grow(partitions)
+            row = yard.topic(name).alter(partitions, force=force)
         if keep:
             row = yard.topic(name).retain(age=age, bytes=size, records=records)
     assert row is not None
-    output.result({"ok": True, **topic_fields(row)}, f"{name} has {len(row.partitions)} partitions")
+    output.result({"ok": True, **topic_fields(row)}, f"{name} has {count_text(row)}")
 
 
 @topic.command("purge")
