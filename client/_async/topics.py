@@ -325,7 +325,7 @@ class Topic:
     async def grow(self, partitions: int) -> Row:
         """Add partitions until there are so many. Keys move to new partitions only, and consumers read them in order:
         a new partition is read when everything before it was."""
-        row = await self.finish(await self.describe())
+        row = await self.finish()
         if len(row.live) < len(row.partitions):
             # A number that is free again is used again.
             await self.retire(row)
@@ -335,14 +335,14 @@ class Topic:
         """Take partitions away until there are so many, those of the highest numbers. Their keys move to the others,
         and are read in their order: what was in a partition stays to be read until each consumer group has committed
         all of it, or it is empty, and goes then. `force`: it goes at once, also what nobody has read."""
-        await self.finish(await self.describe())
+        await self.finish()
         row = await self.finish(await self._tell("remove", {"name": self.name, "partitions": partitions}))
-        return await self.retire(row, force)
+        return await self.retire(row, force=force)
 
     async def alter(self, partitions: int, *, force: bool = False) -> Row:
         """Add or take away partitions until there are so many: `grow`, or `shrink` with `force`. With as many as there
         are it lets those go that ended and were read since."""
-        row = await self.finish(await self.describe())
+        row = await self.finish()
         if partitions > len(row.live):
             if force:
                 raise BadRequest(f"topic {self.name!r} has {len(row.live)} partitions: `force` is to have fewer")
@@ -390,8 +390,10 @@ class Topic:
             reply = await self.yard.machine(TOPICS_LOG).command(data)
         return topic_of(section_answer(reply))
 
-    async def finish(self, row: Row) -> Row:
-        """Do what is left of an intent; it may be done by several at once. Return the row as it is then."""
+    async def finish(self, row: Row | None = None) -> Row:
+        """Do what is left of a change that somebody began; several may do it at once. Return the row as it is then.
+        `row`: as it was seen last."""
+        row = row or await self.describe()
         if row.state == MAKING:
             await self._make(row, [one.number for one in row.partitions])
             for one in row.partitions:
@@ -460,9 +462,11 @@ class Topic:
 
     # How partitions go
 
-    async def retire(self, row: Row, force: bool = False) -> Row:
+    async def retire(self, row: Row | None = None, *, force: bool = False) -> Row:
         """Let partitions go that ended and were read: each consumer group that knows the topic has committed up to
-        their ends, or they are empty; with `force` all that ended. Return the row as it is then."""
+        their ends, or they are empty; with `force` all that ended. Return the row as it is then. `row`: as it was seen
+        last."""
+        row = row or await self.describe()
         gone = [one.number for one in row.draining if force or await self._is_empty(one)]
         left = [one for one in row.draining if one.number not in gone]
         if left:

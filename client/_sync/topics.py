@@ -326,7 +326,7 @@ class Topic:
     def grow(self, partitions: int) -> Row:
         """Add partitions until there are so many. Keys move to new partitions only, and consumers read them in order:
         a new partition is read when everything before it was."""
-        row = self.finish(self.describe())
+        row = self.finish()
         if len(row.live) < len(row.partitions):
             # A number that is free again is used again.
             self.retire(row)
@@ -336,14 +336,14 @@ class Topic:
         """Take partitions away until there are so many, those of the highest numbers. Their keys move to the others,
         and are read in their order: what was in a partition stays to be read until each consumer group has committed
         all of it, or it is empty, and goes then. `force`: it goes at once, also what nobody has read."""
-        self.finish(self.describe())
+        self.finish()
         row = self.finish(self._tell("remove", {"name": self.name, "partitions": partitions}))
-        return self.retire(row, force)
+        return self.retire(row, force=force)
 
     def alter(self, partitions: int, *, force: bool = False) -> Row:
         """Add or take away partitions until there are so many: `grow`, or `shrink` with `force`. With as many as there
         are it lets those go that ended and were read since."""
-        row = self.finish(self.describe())
+        row = self.finish()
         if partitions > len(row.live):
             if force:
                 raise BadRequest(f"topic {self.name!r} has {len(row.live)} partitions: `force` is to have fewer")
@@ -391,8 +391,10 @@ class Topic:
             reply = self.yard.machine(TOPICS_LOG).command(data)
         return topic_of(section_answer(reply))
 
-    def finish(self, row: Row) -> Row:
-        """Do what is left of an intent; it may be done by several at once. Return the row as it is then."""
+    def finish(self, row: Row | None = None) -> Row:
+        """Do what is left of a change that somebody began; several may do it at once. Return the row as it is then.
+        `row`: as it was seen last."""
+        row = row or self.describe()
         if row.state == MAKING:
             self._make(row, [one.number for one in row.partitions])
             for one in row.partitions:
@@ -461,9 +463,11 @@ class Topic:
 
     # How partitions go
 
-    def retire(self, row: Row, force: bool = False) -> Row:
+    def retire(self, row: Row | None = None, *, force: bool = False) -> Row:
         """Let partitions go that ended and were read: each consumer group that knows the topic has committed up to
-        their ends, or they are empty; with `force` all that ended. Return the row as it is then."""
+        their ends, or they are empty; with `force` all that ended. Return the row as it is then. `row`: as it was seen
+        last."""
+        row = row or self.describe()
         gone = [one.number for one in row.draining if force or self._is_empty(one)]
         left = [one for one in row.draining if one.number not in gone]
         if left:
