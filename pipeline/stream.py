@@ -38,7 +38,7 @@ from .opening import KEPT, open_network
 from .options import Options
 from .partitions import ROW_BYTES, cut
 from .sources import RECORD, LogInfo, Reading, Wanted
-from .stream_offsets import Limit, Lost, Position, StreamOffset, advance, between, parse_offset
+from .stream_offsets import Limit, Lost, Position, StreamOffset, advance, between, is_read, parse_offset
 from .topics import as_asked, ended_logs, named_logs, partition_logs, topic_rows
 
 if TYPE_CHECKING:

@@ -52,6 +52,11 @@ class Shape(NamedTuple):
     revision: int
     partitions: tuple[PartitionShape, ...]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether no partition ended or has what others had: the machine's first version knows it."""
+        return all(len(_packed_partition(one)) == PARTITION_BASE for one in self.partitions)
+
     def packed(self) -> list[Any]:
         """Return it as plain values."""
         return [*self[:3], [_packed_partition(one) for one in self.partitions]]

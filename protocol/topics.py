@@ -298,13 +298,15 @@ def open_command(topic: int, epoch: int, partition: int, layout: Layout) -> byte
 # The catalogue's section
 
 
+ENDS_VERSION = 2
+"""Of the section, and of the machine `groups`: the first one that knows partitions that end."""
 SHRINKING = ("remove", "removed", "retire", "drained")
 """Commands of the section's version 2."""
 
 
 def section_command(command: str, values: Mapping[str, Any], request: bytes) -> bytes:
     """Return a command of the section `topics`, as the catalogue's machine takes it."""
-    version = 2 if command in SHRINKING else 1
+    version = ENDS_VERSION if command in SHRINKING else 1
     data: bytes = msgpack.packb([SECTION, version, command, values, request])
     return data
 

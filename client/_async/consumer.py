@@ -45,7 +45,7 @@ from logyard.protocol.topics import Topic as Row
 from ..log import POLL_BYTES, POLL_RECORDS
 from ..reading import STARTS, Committed, Consumed, Membership, Reading, shape_of
 from ..sequences import new_number
-from .topics import RESUME_S, Topic, TopicsYard, all_topics, look_up, system_group
+from .topics import RESUME_S, Topic, TopicsYard, all_topics, look_up, system_group, upgraded
 
 TTL_S = 10.0
 BEAT_S_MAX = 1.0
@@ -91,7 +91,7 @@ class GroupConsumer:
     __slots__ = (
         "yard", "topic", "group", "start", "member", "ttl", "zone", "commit_every", "bodies", "failure", "closed",
         "_coordinator", "_row", "_own", "_news", "_given", "_beat_at", "_refresh_at", "_commit_at", "_called", "_turn",
-        "_beating", "_max_records", "_max_bytes", "_reading", "_retire_at", "_stale_at",
+        "_beating", "_max_records", "_max_bytes", "_reading", "_retire_at", "_stale_at", "_knows_ends",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +136,7 @@ class GroupConsumer:
         self._beat_at = self._refresh_at = self._commit_at = self._retire_at = 0.0
         # Since when records come by a layout that the topic's row does not have yet; 0: they do not.
         self._stale_at = 0.0
+        self._knows_ends = False
         self._called = 0.0
         self._turn = 0
         self._beating = False
@@ -396,10 +397,10 @@ class GroupConsumer:
         self._row = await look_up(self.yard, self.topic)
         if self._row.state == MAKING:
             self._row = await Topic(self.yard, self.topic).finish(self._row)
+        shape = shape_of(self._row)
+        await self._check_coordinator(shape.is_plain)
         now = self.yard.clock()
-        command = join_command(
-            self.group, self.member, new_number(), round(self.ttl * 1000), self.zone, [shape_of(self._row)]
-        )
+        command = join_command(self.group, self.member, new_number(), round(self.ttl * 1000), self.zone, [shape])
         try:
             reply = await self.yard.machine(self._coordinator).command(command)
         except UnknownGroup:
@@ -414,6 +415,12 @@ class GroupConsumer:
             self._beating = True
             self.yard.background(self._beats)
 
+    async def _check_coordinator(self, plain: bool) -> None:
+        """Wait until the coordinator knows partitions that end, where it has to. Raises `Refused`."""
+        if not plain and not self._knows_ends:
+            await coordinator_with_ends(self.yard, self._coordinator)
+            self._knows_ends = True
+
     async def _refresh(self, now: float) -> None:
         """Look whether the topic has other partitions, and tell the coordinator; the group goes on without that."""
         self._refresh_at = now + REFRESH_S
@@ -426,6 +433,11 @@ class GroupConsumer:
         if self._row is not None and row.id != self._row.id:
             self._lost()
         row = await self._tended(row, now)
+        try:
+            await self._check_coordinator(shape_of(row).is_plain)
+        except LogyardError:
+            # It reads on as far as the row that it has says.
+            return
         if self._row is None or row.epoch > self._row.epoch:
             self._stale_at = 0.0
         self._row = row
@@ -537,6 +549,15 @@ class GroupConsumer:
                 self._beat_at = now + period
 
 
+async def coordinator_with_ends(yard: TopicsYard, name: str) -> None:
+    """Wait until a coordinator is there, and knows partitions that end. Raises `Refused`."""
+    try:
+        await upgraded(yard, name)
+    except UnknownGroup:
+        await system_group(yard, name, MACHINE)
+        await upgraded(yard, name)
+
+
 class ConsumerGroup:
     """A consumer group, from outside; nothing is asked until it is used."""
 
@@ -588,6 +609,8 @@ class ConsumerGroup:
             offsets[one.number] = to if isinstance(to, int) else start if to == "earliest" else end
         command = reset_command(self.name, [((row.id, one.number), offsets[one.number], one.born) for one in chosen])
         coordinator = coordinator_of(self.name)
+        if any(one.born for one in chosen):
+            await coordinator_with_ends(self.yard, coordinator)
         try:
             await self.yard.machine(coordinator).command(command)
         except UnknownGroup:

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
-from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, UnknownGroup
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, Refused, UnknownGroup
 from logyard.protocol.frame import Buffer
 from logyard.protocol.groups import coordinators, offsets_question, unpacked
 from logyard.protocol.topics import (
     ADDING,
     DELETING,
+    ENDS_VERSION,
     FENCED,
     MAKING,
     PARTITION_OPENING,
@@ -60,6 +61,8 @@ COPIES = 3
 OPENING_PAUSE_S = 0.05
 RESUME_S = 2.0
 """A partition that is not open for so long is perhaps nobody's business any more: who waits for it opens it."""
+UPGRADE_S = 5.0
+"""A system group that was just made, or whose nodes were just updated, takes a second to come to a version."""
 INHERIT_ROWS = 64
 """Producers of one INHERIT: some 64 KiB."""
 
@@ -116,6 +119,16 @@ def system_group(yard: TopicsYard, name: str, machine: str) -> None:
     except GroupExists:
         # By somebody who saw other nodes.
         return
+
+
+def upgraded(yard: TopicsYard, name: str, patience: float = UPGRADE_S) -> None:
+    """Wait until a system group knows partitions that end: its machine comes to that version by itself, soon after
+    enough of its nodes know it. Raises `Refused` after so many seconds."""
+    until = yard.clock() + patience
+    while (yard.describe(name))["machine_state"]["version"] < ENDS_VERSION:
+        if yard.clock() >= until:
+            raise Refused(f"group {name!r} does not know partitions that end yet: too few of its nodes do, update them")
+        yard.pause(OPENING_PAUSE_S)
 
 
 def look_up(yard: TopicsYard, name: str, timeout: float | None = None) -> Row:
@@ -337,6 +350,7 @@ class Topic:
         and are read in their order: what was in a partition stays to be read until each consumer group has committed
         all of it, or it is empty, and goes then. `force`: it goes at once, also what nobody has read."""
         self.finish()
+        upgraded(self.yard, TOPICS_LOG)
         row = self.finish(self._tell("remove", {"name": self.name, "partitions": partitions}))
         return self.retire(row, force=force)
 

@@ -223,6 +223,213 @@ async def test_partitions_that_are_added_keep_each_keys_order(yard: EmbeddedSyst
     assert {one.partition for one in got} > {0, 1}
 
 
+async def test_partitions_that_are_taken_away_keep_each_keys_order(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "RETIRE_S", 0.1)
+    monkeypatch.setattr(consumer, "REFRESH_S", 0.1)
+    topic, stale = yard.topic("orders"), yard.topic("orders")
+    await topic.create(5)
+    for number in range(5):
+        for key in KEYS:
+            await stale.send(key, b"", b"%d" % number)
+    async with yard.consume("orders", group="g", ttl=5, commit_every=0.1) as records:
+        got = await taken(records, 10)
+        row = await topic.shrink(2)
+        assert [one.number for one in row.live] == [0, 1] and row.epoch == 2
+        assert [one.number for one in row.draining] == [2, 3, 4] and row.state == "live"
+        for number in range(5, 10):
+            for key in KEYS:
+                sent = await stale.send(key, b"", b"%d" % number)
+                assert sent.partition < 2
+        # A second group begins when the partitions have ended: it reads them as well.
+        async with yard.consume("orders", group="h", ttl=5, commit_every=0.1) as others:
+            seen = await taken(others, 10 * len(KEYS))
+            got += await taken(records, 10 * len(KEYS) - 10)
+            with trio.fail_after(20):
+                while len((await topic.describe()).partitions) > 2:
+                    assert await records.get(0.1) is None and await others.get(0.1) is None
+            assert records.assignment == others.assignment == [0, 1]
+    for read in (got, seen):
+        for key in KEYS:
+            assert [one.payload for one in read if one.key == key] == [b"%d" % number for number in range(10)]
+    assert all(one["name"] not in ("orders.2", "orders.3", "orders.4") for one in yard.groups())
+    # Their numbers are used again, by other logs.
+    row = await topic.grow(4)
+    assert [(one.number, one.born) for one in row.live] == [(0, 0), (1, 0), (2, 3), (3, 3)]
+    for key in KEYS:
+        await stale.send(key, b"", b"10")
+    async with yard.consume("orders", group="g", ttl=5, commit_every=0.1) as records:
+        more = await taken(records, len(KEYS))
+        assert {one.key for one in more} == set(KEYS) and await records.get(0.3) is None
+    told = await yard.consumer_group("g").describe()
+    assert [(one["partition"], one["lag"]) for one in told["partitions"]] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
+async def test_what_nobody_has_read_stays_unless_it_is_forced(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(3)
+    for key in KEYS:
+        await topic.send(key, b"", b"1")
+    with pytest.raises(LogyardError, match="goes with that"):
+        await yard.delete("orders.2")
+    row = await topic.shrink(1)
+    assert [one.number for one in row.draining] == [1, 2]
+    with pytest.raises(LogyardError, match="goes with that"):
+        await yard.delete("orders.2")
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        await taken(records, 3)
+    assert [one.number for one in (await topic.alter(1)).draining] == [1, 2], "a group has not read them"
+    told = await yard.consumer_group("g").describe()
+    assert sum(one["lag"] for one in told["partitions"]) + 3 == len(KEYS) and len(told["partitions"]) == 3
+    with pytest.raises(BadRequest, match="to have fewer"):
+        await topic.alter(4, force=True)
+    # What is empty goes.
+    start, end = await yard.log("orders.1").latest()
+    await yard.log("orders.1").truncate(end)
+    assert [one.number for one in (await topic.retire()).draining] == [2]
+    row = await topic.alter(1, force=True)
+    assert [one.number for one in row.partitions] == [0] and len(row.ended) == 2
+    with pytest.raises(BadRequest):
+        await topic.shrink(2)
+    with pytest.raises(LogyardError):
+        await topic.shrink(0)
+    # The group goes on with what is left, also of a partition that waited for those that were dropped.
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        await topic.send(b"k", b"", b"last")
+        with trio.fail_after(20):
+            while (await records.__anext__()).payload != b"last":
+                pass
+    await topic.delete()
+    assert not [one["name"] for one in yard.groups() if one["name"].startswith("orders")]
+
+
+async def test_a_producer_sends_again_after_partitions_were_taken_away(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(6)
+    producer = await topic.producer("p")
+    for sequence, key in enumerate(KEYS, 1):
+        await producer.send(key, b"", b"%d" % sequence, sequence=sequence)
+    await topic.shrink(2)
+    again = await yard.topic("orders").producer("p")
+    assert again.last == len(KEYS)
+    await topic.shrink(1)
+    for one in (producer, again):
+        for sequence, key in enumerate(KEYS, 1):
+            await one.send(key, b"", b"%d" % sequence, sequence=sequence)
+    await topic.grow(3)
+    for sequence, key in enumerate(KEYS, 1):
+        await again.send(key, b"", b"%d" % sequence, sequence=sequence)
+    await again.send(b"new", b"", b"new")
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        got = await taken(records, len(KEYS) + 1)
+        assert await records.get(0.5) is None
+    assert Counter(one.payload for one in got) == Counter([b"new", *(b"%d" % one for one in range(1, len(KEYS) + 1))])
+
+
+async def test_taking_partitions_away_that_was_left_half_done_is_finished_by_whoever_comes(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = yard.topic("orders")
+    calls: list[int] = []
+    run = yard.run
+
+    def failing(at: int) -> Callable[..., Any]:
+        async def ask(call: Any, *more: Any) -> Any:
+            if call.method == "partition" or (call.method == "delete" and at > 100):
+                calls.append(1)
+                if len(calls) == at % 100:
+                    raise LogyardError("killed here", code="killed")
+            return await run(call, *more)
+
+        return ask
+
+    wanted = [b"1"]
+    await topic.create(3)
+    for key in KEYS:
+        await topic.send(key, b"", b"1")
+    # Three partitions become two: each of the seven steps on their logs is the last one once.
+    for at in range(1, 7):
+        calls.clear()
+        monkeypatch.setattr(yard, "run", failing(at))
+        with pytest.raises(LogyardError, match="killed"):
+            await topic.shrink(2)
+        monkeypatch.setattr(yard, "run", run)
+        for number, key in enumerate(KEYS):
+            # Some know that there is something to be done, some find it.
+            await (topic if number % 2 else yard.topic("orders")).send(key, b"", b"2%d" % at)
+        wanted.append(b"2%d" % at)
+        row = await topic.shrink(2)
+        assert len(row.live) == 2 and row.state == "live"
+        await topic.grow(3)
+        for key in KEYS:
+            await yard.topic("orders").send(key, b"", b"3%d" % at)
+        wanted.append(b"3%d" % at)
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        got = await taken(records, len(wanted) * len(KEYS))
+    for key in KEYS:
+        assert [one.payload for one in got if one.key == key] == wanted
+    # Partitions that were read go, also if whoever let them go comes no further than the first log.
+    calls.clear()
+    monkeypatch.setattr(yard, "run", failing(102))
+    with pytest.raises(LogyardError, match="killed"):
+        await topic.retire()
+    monkeypatch.setattr(yard, "run", run)
+    row = await topic.retire()
+    assert len(row.partitions) == 3 and len(row.ended) == 6
+
+
+class Load:
+    """A producer that numbers the records of each key, and one group's loop that reads them."""
+
+    def __init__(self) -> None:
+        self.sent: dict[bytes, int] = dict.fromkeys(KEYS, 0)
+        self.over = False
+
+    async def produce(self, topic: Any) -> None:
+        while not self.over:
+            for key in KEYS:
+                self.sent[key] += 1
+                await topic.send(key, b"", b"%d" % self.sent[key])
+
+    async def read(self, yard: Any, group: str, seen: dict[bytes, list[int]]) -> None:
+        async with yard.consume("orders", group=group, ttl=5, commit_every=0.1, max_records=20) as records:
+            while not self.over or sum(map(len, seen.values())) < sum(self.sent.values()):
+                record = await records.get(0.1)
+                if record is not None:
+                    seen[record.key].append(int(record.payload))
+
+
+async def test_histories_over_growing_and_shrinking_under_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups, one of them with two members, and producers that know of no change before they are refused."""
+    for name, value in (("RETIRE_S", 0.3), ("REFRESH_S", 0.2)):
+        monkeypatch.setattr(consumer, name, value)
+    async with served(tmp_path, 3) as (_, _, servers), connect(servers) as yard, connect(servers) as other:
+        topic = yard.topic("orders")
+        await topic.create(3)
+        load = Load()
+        seen: dict[str, dict[bytes, list[int]]] = {group: {key: [] for key in KEYS} for group in ("g", "h")}
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(load.produce, other.topic("orders"))
+                for face, group in ((yard, "g"), (other, "g"), (yard, "h")):
+                    nursery.start_soon(load.read, face, group, seen[group])
+                for count in (5, 2, 4, 1, 3, 2):
+                    await trio.sleep(0.7)
+                    row = await topic.alter(count)
+                    assert len(row.live) == count
+                await trio.sleep(0.7)
+                load.over = True
+        for group, keys in seen.items():
+            for key, numbers in keys.items():
+                assert numbers == list(range(1, load.sent[key] + 1)), f"{group}, {key!r}: {numbers}"
+        # All was read, and the last ones go as well.
+        row = await topic.retire()
+        assert [one.number for one in row.partitions] == [0, 1] and len(row.ended) >= 6
+
+
 async def test_a_producer_sends_again_after_partitions_were_added(yard: EmbeddedSystem) -> None:
     topic = yard.topic("orders")
     await topic.create(2)
