@@ -242,8 +242,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._table = None
 
     def _gone(self, since: StreamOffset, seen: Seen) -> set[str]:
-        """Return the logs of `since` that were deleted, for certain: each node has to say so. A partition that ended and
-        was read keeps its place: nothing of it is missing."""
+        """Return the logs of `since` that were deleted, for certain: each node has to say so. A partition that ended
+        and was read keeps its place: nothing of it is missing."""
         if seen.partial or not seen.is_new():
             return seen.gone
         listed, now = {info.name for info in seen.infos}, time.monotonic()

@@ -151,8 +151,8 @@ def check_owner(member: Member, topic: int) -> None:
     if partition is not None and partition.topic not in (0, topic):
         name = member.spec.name.rpartition(".")[0]
         raise Refused(
-            f"{member.spec.name!r} is partition {partition.number} of topic {name!r}, and goes with that: logyard topic "
-            f"delete {name}, or with fewer partitions: logyard topic alter {name} --partitions N"
+            f"{member.spec.name!r} is partition {partition.number} of topic {name!r}, and goes with that: logyard "
+            f"topic delete {name}, or with fewer partitions: logyard topic alter {name} --partitions N"
         )
 
 

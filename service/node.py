@@ -269,9 +269,7 @@ class Node:
             system.has, system.live, configured,
         )  # fmt: skip
         change = self.membership.change_membership
-        asleep = sleepers.Sleepers(
-            self.node_id, sleepers.Groups(system.quiescence.table, system.find, system.spec)
-        )
+        asleep = sleepers.Sleepers(self.node_id, sleepers.Groups(system.quiescence.table, system.find, system.spec))
         mover = Mover(calls, system.members, system.live, move, change, self.transfer, system.spawn)
         doors = keeper.Doors(
             lambda node, view: system.peers.send_blob(node, CATALOG_VIEW, 0, view), calls, asleep, mover, registry,

@@ -1,5 +1,5 @@
 """Consumers as processes of their own on a cluster of daemons: killed, stopped and continued, ended in order; nodes
-that coordinate them killed; partitions added. Then the judgement."""
+that coordinate them killed; partitions added and taken away. Then the judgement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS = 6
 PARTITIONS, PARTITIONS_MAX = 3, 8
 RATE_S = 0.01
 DRAIN_S = 90.0
-KINDS = ("kill", "stop", "end", "coordinator", "grow", "takeover")
+KINDS = ("kill", "stop", "end", "coordinator", "grow", "shrink", "takeover")
 
 
 class Result(NamedTuple):
@@ -237,10 +237,13 @@ def fault(kind: str, yard: Yard, cluster: LocalCluster, members: Members, chance
         rest(chance.uniform(0.1, 2.0))
         cluster.restart(leader)
     else:
-        count = len(yard.topic(TOPIC).describe().partitions)
-        if count >= PARTITIONS_MAX:
+        topic = yard.topic(TOPIC)
+        count = len(topic.describe().live)
+        # A number that was used before would be another partition for the judge: places are by number.
+        wanted = count + chance.randint(1, 2) if kind == "grow" else count - chance.randint(1, 2)
+        if not 0 < wanted <= PARTITIONS_MAX:
             return False
-        yard.topic(TOPIC).grow(count + 1)
+        topic.alter(wanted)
     return True
 
 

@@ -11,7 +11,7 @@ import trio
 
 from logyard.client._async import consumer
 from logyard.client._async.consumer import GroupConsumer
-from logyard.client.reading import Membership
+from logyard.client.reading import Membership, Reading
 from logyard.machines.groups.state import Group, Part
 from logyard.protocol.groups import Commit as Told
 from logyard.service.demo.judge import Commit, Given, History, Place, Verdict, judge
@@ -112,6 +112,36 @@ async def test_as_it_is(story: Story) -> None:
     assert verdict.passed and verdict.records == 38 * KEYS, verdict.violations
 
 
+async def tell_ends(story: Story) -> Verdict:
+    """Two members read; partitions are taken away with records that nobody has read, and what is sent then lies behind
+    them elsewhere."""
+    await story.topic.create(4)
+    await story.send(4)
+    first, second = story.consumer(), story.consumer()
+    async with first, second:
+        with trio.move_on_after(4):
+            while len(second.assignment) < 2:
+                await story.take(2, second, 1)
+                await story.take(1, first, 1)
+        await story.send(20)
+        await story.topic.shrink(2)
+        await story.send(8)
+        # One of them is well ahead.
+        for _ in range(6):
+            await story.take(1, first, 20)
+            await story.take(2, second, 2)
+        with trio.move_on_after(8):
+            while len({(one.partition, one.offset) for one in story.given}) < len(story.sent):
+                await story.take(2, second, 30)
+                await story.take(1, first, 30)
+    return story.judged()
+
+
+async def test_partitions_that_end_as_it_is(story: Story) -> None:
+    verdict = await tell_ends(story)
+    assert verdict.passed and verdict.records == 32 * KEYS, verdict.violations
+
+
 def _fetched(self: Membership) -> list[Told]:
     return [Told(one.key, one.epoch, one.following) for one in self.readings.values() if one.following > one.committed]
 
@@ -141,4 +171,29 @@ async def test_a_planted_bug_shows(story: Story, name: str, monkeypatch: pytest.
     owner, method, bug, said = PLANTED[name]
     monkeypatch.setattr(owner, method, bug)
     verdict = await tell(story)
+    assert any(said in one for one in verdict.violations), verdict.violations
+
+
+def _all_passed(self: Group, key: Any) -> int:
+    return 1_000_000
+
+
+def _no_bound(self: Reading, partition: Any, passed: int) -> None:
+    self.passed = passed
+
+
+ENDS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
+    "survivors do not wait for partitions that ended": (Group, "_passed", _all_passed, "out of order"),
+    "members read on behind a fence": (Reading, "bound", _no_bound, "out of order"),
+    "partitions that ended are nobody's": (Group, "_is_read", lambda self, key: key in self._ends, "lost"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_a_planted_bug_of_partitions_that_end_shows(
+    story: Story, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, method, bug, said = ENDS[name]
+    monkeypatch.setattr(owner, method, bug)
+    verdict = await tell_ends(story)
     assert any(said in one for one in verdict.violations), verdict.violations

@@ -95,6 +95,42 @@ def test_partitions_that_are_added_are_new_logs_of_a_stream(cluster: LocalCluste
     assert seen(found) == wanted and len(found) == len(wanted)
 
 
+def test_partitions_that_are_taken_away_are_read_to_their_ends(
+    cluster: LocalCluster, yard: Yard, tmp_path: Path
+) -> None:
+    topic = yard.topic("shrinks")
+    topic.create(partitions=4)
+    given = {
+        "servers": ",".join(cluster.addresses), "subscribeTopic": "shrinks", "startingOffsets": "earliest",
+        "includePayload": "inline",
+    }  # fmt: skip
+    found: Rows = []
+    running = PlainQuery(tmp_path, given, lambda number, rows: found.extend(rows))
+    wanted = send(yard, "shrinks", 40)
+    assert running.trigger()
+    wanted |= send(yard, "shrinks", 40)
+    assert [one.number for one in topic.shrink(1).draining] == [1, 2, 3]
+    wanted |= send(yard, "shrinks", 20)
+    assert seen(read(cluster, subscribeTopic="shrinks", includePayload="inline")) == wanted, "a batch has them as well"
+    while running.trigger():
+        pass
+    assert seen(found) == wanted and len(found) == len(wanted)
+    # They go, one after the other; their numbers are used again, and nothing is missing.
+    topic.shrink(1, force=True)
+    assert not running.trigger() and not running.trigger()
+    assert [one.born for one in topic.grow(3).live] == [0, 3, 3]
+    later = send(yard, "shrinks", 60) - wanted
+    for query in (running, PlainQuery(tmp_path, given, lambda number, rows: found.extend(rows))):
+        while query.trigger():
+            pass
+    assert seen(found) == wanted | later and {log for log, *_ in later} >= {"shrinks.1", "shrinks.2"}
+    # What the stream has not read is missing.
+    send(yard, "shrinks", 60)
+    topic.shrink(1, force=True)
+    with pytest.raises(DataLoss, match=r"log 'shrinks\.[12]': it was deleted"):
+        PlainQuery(tmp_path, given, lambda number, rows: None).trigger()
+
+
 def test_a_topic_that_was_deleted_or_made_anew_ends_a_stream(cluster: LocalCluster, yard: Yard, tmp_path: Path) -> None:
     yard.topic("anew").create(partitions=2)
     send(yard, "anew", 10)

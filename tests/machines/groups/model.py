@@ -82,8 +82,10 @@ class World:
         self.freed = set()
         started = self.run.now
         kind = self.chance.choices(
-            ["join", "beat", "commit", "confirm", "leave", "wait", "grow", "shrink", "retire", "again", "zombie", "reset",
-             "restore"],
+            [
+                "join", "beat", "commit", "confirm", "leave", "wait", "grow", "shrink", "retire", "again", "zombie",
+                "reset", "restore",
+            ],
             [6, 12, 12, 16, 2, 12, 2, 1, 1, 2, 6, 2, 2],
         )[0]  # fmt: skip
         getattr(self, f"_{kind}")()
@@ -219,7 +221,8 @@ class World:
             gone = live[-self.chance.randint(1, len(live) - 1) :]
             ends = {one.number: self._fence(one.number) for one in gone}
             joined = {
-                one.number: Join(self.layout, self._fence(one.number), tuple(ends.items())) for one in live[: -len(gone)]
+                one.number: Join(self.layout, self._fence(one.number), tuple(ends.items()))
+                for one in live[: -len(gone)]
             }
             self._becomes(
                 one._replace(end=ends[one.number]) if one.number in ends

@@ -104,7 +104,9 @@ def test_a_partition_that_ends_takes_nothing_behind_its_fence(run: Run) -> None:
     for command in (APPEND, produce_command(7, 1), epoch_append_command(Epoch(7, 1, 0), 0, 1, bytes(16))):
         assert run.refused(command) == "refused", "it would go with the log"
     assert run.query("partition") == [9, 0, 2, pack_layout(LESS), 3]
-    assert run.apply(truncate_command(2, Position(2, 2))) == (2).to_bytes(8, "little"), "what is kept of it is another matter"
+    assert run.apply(truncate_command(2, Position(2, 2))) == (2).to_bytes(8, "little"), (
+        "what is kept of it is another matter"
+    )
 
 
 def test_a_partition_gets_slots_of_those_that_end_when_it_knows_their_producers() -> None:
