@@ -93,7 +93,7 @@ def _met_here(one: Any) -> bool:
     """Return whether it is the position in a log that was met in that batch."""
     if not (isinstance(one, list) and len(one) in (3, 4) and all(type(part) is int for part in one)):
         return False
-    return 0 <= one[2] <= one[1]
+    return bool(0 <= one[2] <= one[1])
 
 
 def _damaged(value: Any) -> BadOffset:

@@ -31,13 +31,23 @@ class Journal:
         os.write(self._file, json.dumps(row).encode() + b"\n")
 
 
+REBORN = 1000
+"""A partition whose number was used before is written down as another one."""
+
+
+def borns(records: GroupConsumer) -> dict[int, int]:
+    """Return which partition of its number each one is that the member owns."""
+    return {one.number: one.number + REBORN * one.born for one in records._own.readings.values()}
+
+
 def commit(records: GroupConsumer, journal: Journal, record: Consumed | None) -> None:
     """Commit, and write down what counts."""
     epochs = {one.number: one.epoch for one in records._own.readings.values()}
+    named = borns(records)
     asked = time.monotonic()
     with suppress(LogyardError):
         done = records.commit(record)
-        counted = [[number, epochs[number], offset] for number, offset in done.offsets.items()]
+        counted = [[named[number], epochs[number], offset] for number, offset in done.offsets.items()]
         journal.write("commit", asked, time.monotonic(), counted)
 
 
@@ -55,6 +65,7 @@ def main(servers: str, topic: str, group: str, path: str, seed: str, name: str =
         yard.consume(topic, group=group, member=name, ttl=TTL_S, max_records=50) as records,
     ):
         left, last, member = chance.randint(1, 40), None, 0
+        named: dict[int, int] = {}
         while not ended:
             try:
                 record = records.get(0.3)
@@ -71,12 +82,13 @@ def main(servers: str, topic: str, group: str, path: str, seed: str, name: str =
                 last = None
                 continue
             at = time.monotonic()
+            named |= borns(records)
             key, _, number = record.payload.partition(b":") if record.payload else (b"0", b"", b"0")
             journal.write(
                 "given",
                 at,
                 records._own.member,
-                record.partition,
+                named.get(record.partition, record.partition),
                 record.epoch,
                 record.offset,
                 int(key),

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ from logyard.protocol.errors import LogyardError
 from logyard.protocol.groups import coordinator_of
 from logyard.service.demo.judge import Commit, Given, History, Place, Verdict, judge
 from logyard.service.local_cluster import LocalCluster
+
+from .consumer import REBORN
 
 TOPIC, GROUP = "work", "workers"
 CONSUMERS = 4
@@ -63,7 +65,8 @@ class Producer(threading.Thread):
         super().__init__(daemon=True)
         self.servers = servers
         self.keys = range(first, first + KEYS)
-        self.sent: dict[Place, tuple[int, int]] = {}
+        # By key and number: numbers of partitions are used again.
+        self.sent: dict[tuple[int, int], Place] = {}
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -76,7 +79,7 @@ class Producer(threading.Thread):
                     numbers[key] += 1
                     with suppress(LogyardError):
                         found = topic.send(b"key-%d" % key, b"", b"%d:%d" % (key, numbers[key]))
-                        self.sent[found.partition, found.offset] = key, numbers[key]
+                        self.sent[key, numbers[key]] = found.partition, found.offset
                     self.over.wait(RATE_S)
 
 
@@ -194,7 +197,7 @@ def run(directory: Path, seconds: float, seed: int, only: tuple[str, ...] = KIND
                     one.over.set()
                 for one in producers:
                     one.join(60)
-                sent = {place: said for one in producers for place, said in one.sent.items()}
+                sent = {said: place for one in producers for said, place in one.sent.items()}
                 drain(members, set(sent))
                 for number in list(members.alive):
                     members.end(number)
@@ -204,7 +207,9 @@ def run(directory: Path, seconds: float, seed: int, only: tuple[str, ...] = KIND
             for one in producers:
                 one.over.set()
     given, commits, numbers = members.rows()
-    verdict = judge(History(sent, given, commits, members.killed, members.stops, numbers, members.fenced))
+    verdict = judge(
+        History(places(sent, given), given, commits, members.killed, members.stops, numbers, members.fenced)
+    )
     return Result(verdict, dict(faults), rebalances, time.monotonic() - began)
 
 
@@ -239,7 +244,6 @@ def fault(kind: str, yard: Yard, cluster: LocalCluster, members: Members, chance
     else:
         topic = yard.topic(TOPIC)
         count = len(topic.describe().live)
-        # A number that was used before would be another partition for the judge: places are by number.
         wanted = count + chance.randint(1, 2) if kind == "grow" else count - chance.randint(1, 2)
         if not 0 < wanted <= PARTITIONS_MAX:
             return False
@@ -261,11 +265,22 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         rest(0.1)
 
 
-def drain(members: Members, sent: set[Place]) -> None:
+def places(sent: Mapping[tuple[int, int], Place], given: Sequence[Given]) -> dict[Place, tuple[int, int]]:
+    """Return what was sent by where it lies, in the partition that whoever was given it knows; what nobody was given
+    from where it lies is lost."""
+    known = {
+        (one.key, one.number): (one.partition, one.offset)
+        for one in given
+        if sent.get((one.key, one.number)) == (one.partition % REBORN, one.offset)
+    }
+    return {known.get(said, place): said for said, place in sent.items()}
+
+
+def drain(members: Members, sent: set[tuple[int, int]]) -> None:
     """Wait until everything that was acknowledged was given to somebody, as long as that may take."""
     until = time.monotonic() + DRAIN_S
     while time.monotonic() < until:
         given, _, _ = members.rows()
-        if sent <= {(one.partition, one.offset) for one in given}:
+        if sent <= {(one.key, one.number) for one in given}:
             return
         rest(1.0)

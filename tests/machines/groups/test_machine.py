@@ -172,7 +172,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Reject) as refused:
             run.command(command)
         assert refused.value.code == code and run.snapshot() == before, command
-    more = GROW._replace(partitions=(*GROW.partitions, (5, "", ())))
+    more = GROW._replace(partitions=(*GROW.partitions, PartitionShape(5)))
     with pytest.raises(Reject) as refused:
         beat(run, 1, [], [], [more])
     assert refused.value.code == "too_many_partitions"
