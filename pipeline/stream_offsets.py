@@ -21,7 +21,6 @@ from .options import Options
 from .sources import LogInfo, Wanted
 
 VERSION = 1
-NOTHING: Mapping[tuple[str, int], int] = {}
 
 
 class BadOffset(LogyardError):
@@ -170,7 +169,7 @@ def advance(
     gone: Collection[str],
     options: Options,
     limit: Limit | None,
-    ended: Mapping[tuple[str, int], int] = NOTHING,
+    ended: Mapping[tuple[str, int], int] | None = None,
 ) -> StreamOffset:
     """Return the end of the next batch; `start` itself when there is nothing new. `gone` are logs that were deleted,
     for certain; any other that is not in `infos` keeps its place; `ended` says where partitions ended, by name and uid.
@@ -210,7 +209,7 @@ def advance(
                 logs[name] = Position(uid, begin)
                 changed = True
         else:
-            if known is not None and is_read(name, known, ended):
+            if known is not None and is_read(name, known, ended or {}):
                 after[name] = first, known.uid
             elif known is not None and options.fail:
                 raise _deleted(name, known.next, "it was deleted and made anew; records")
