@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+from click.testing import CliRunner
 
 from logyard.client._async import consumer, topics
 from logyard.client.aio import connect
@@ -20,6 +22,7 @@ from logyard.client.sync import connect_sync
 from logyard.protocol.errors import BadRequest, GroupExists, LogyardError
 from logyard.protocol.groups import coordinators
 from logyard.protocol.topics import partition_log
+from logyard.service.cli.root import cli
 from logyard.service.embedded import EmbeddedSystem, open_system
 from tests.engine.host.cluster import Cluster, cluster, until
 
@@ -90,8 +93,11 @@ async def whole(yard: Any) -> None:
         with pytest.raises(LogyardError) as refused:
             await yard.consumer_group("g").delete()
         assert refused.value.code == "group_active"
+    assert [one.number for one in (await topic.shrink(2)).draining] == [2]
+    assert [one.number for one in (await topic.alter(2, force=True)).partitions] == [0, 1]
+    assert len((await topic.alter(3)).live) == 3
     await yard.consumer_group("g").delete()
-    assert await topic.purge() == 37
+    assert await topic.purge() > 0
     await topic.delete()
     with pytest.raises(LogyardError) as refused:
         await yard.topic("orders").send(b"k")
@@ -141,6 +147,8 @@ async def test_blocking(tmp_path: Path) -> None:
                 told = yard.consumer_group("g").describe()
                 assert [one["lag"] for one in told["partitions"]] == [0, 0, 0]
                 topic.grow(4)
+                assert len(topic.shrink(2).live) == 2
+                assert len(topic.shrink(1, force=True).partitions) == 1
                 topic.delete()
 
         await trio.to_thread.run_sync(work)
@@ -302,6 +310,40 @@ async def test_what_nobody_has_read_stays_unless_it_is_forced(yard: EmbeddedSyst
                 pass
     await topic.delete()
     assert not [one["name"] for one in yard.groups() if one["name"].startswith("orders")]
+
+
+async def test_the_command_line_takes_partitions_away(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, servers):
+
+        def run(*words: str) -> str:
+            found = CliRunner().invoke(cli, [*words, "--servers", ",".join(servers)], catch_exceptions=False)
+            assert found.exit_code == 0, found.output
+            return found.stdout
+
+        def work() -> None:
+            run("topic", "create", "orders", "--partitions", "3")
+            with connect_sync(servers) as yard:
+                yard.topic("orders").send_many([(key, b"", b"1") for key in KEYS])
+            said = run("topic", "alter", "orders", "--partitions", "1")
+            assert said.startswith("orders has 1 partitions; those that ended stay until") and "1, 2" in said
+            assert run("topic", "list") == "orders\tlive\t1\t2\t2\n"
+            rows = [line.split("\t") for line in run("topic", "describe", "orders").splitlines()]
+            assert [(row[0], row[2]) for row in rows] == [("0", "16384"), ("1", "0"), ("2", "0")]
+            assert rows[0][6] == "-" and all(row[6] == row[4] for row in rows[1:])
+            told = json.loads(run("topic", "alter", "orders", "--partitions", "1", "--json"))
+            assert [one["ends_at"] is None for one in told["partitions"]] == [True, False, False]
+            (join,) = told["partitions"][0]["joins"]
+            assert [one["partition"] for one in join["after"]] == [1, 2]
+            taken = json.loads(run("consume", "orders", "--group", "g", "--count", "1", "--json"))
+            assert taken["taken"] == 1
+            described = json.loads(run("groups", "describe", "g", "--json"))
+            assert sum(one["lag"] for one in described["partitions"]) == len(KEYS) - 1
+            told = json.loads(run("topic", "alter", "orders", "--partitions", "1", "--force", "--yes", "--json"))
+            assert [one["partition"] for one in told["partitions"]] == [0]
+            refused = CliRunner().invoke(cli, ["topic", "alter", "orders", "--force", "--keep"])
+            assert refused.exit_code == 2 and "--force is for fewer" in refused.output
+
+        await trio.to_thread.run_sync(work)
 
 
 async def test_a_producer_sends_again_after_partitions_were_taken_away(yard: EmbeddedSystem) -> None:
