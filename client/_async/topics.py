@@ -62,6 +62,8 @@ RESUME_S = 2.0
 """A partition that is not open for so long is perhaps nobody's business any more: who waits for it opens it."""
 UPGRADE_S = 5.0
 """A system group that was just made, or whose nodes were just updated, takes a second to come to a version."""
+LET_GO_S = 10.0
+"""So long it is waited until nodes have let the log go that had a partition's name before."""
 INHERIT_ROWS = 64
 """Producers of one INHERIT: some 64 KiB."""
 
@@ -521,8 +523,18 @@ class Topic:
             return
 
     async def _make(self, row: Row, numbers: Sequence[int]) -> None:
-        names = [one.log for one in row.partitions if one.number in numbers]
-        await self.yard.create_many(names, members=row.members or None)
+        new = [one for one in row.partitions if one.number in numbers]
+        names = [one.log for one in new]
+        until = self.yard.clock() + LET_GO_S
+        while True:
+            try:
+                await self.yard.create_many(names, members=row.members or None)
+                break
+            except Refused:
+                # Nodes let the former log of a number go soon after it was deleted.
+                if not any(one.born for one in new) or self.yard.clock() >= until:
+                    raise
+            await self.yard.pause(OPENING_PAUSE_S * 4)
         if row.options:
             for name in names:
                 await self.yard.log(name).retain(**row.options)

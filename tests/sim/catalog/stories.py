@@ -11,9 +11,10 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from logyard.client._async.topics import upgraded
 from logyard.machines.catalog.logs import CONFLICTING, LIVE, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, REMOVED, RETURNED
 from logyard.machines.log.command import APPEND
@@ -21,12 +22,14 @@ from logyard.protocol.frame import encode_frame
 from logyard.protocol.groups import PartitionShape, Shape, join_command
 from logyard.protocol.kv import Put
 from logyard.protocol.kv import encode as encode_kv
+from logyard.protocol.topics import TOPICS_LOG
 from logyard.service.node import Node
 
 from ..loop import Stop
 from ..offline import complaints
 from ..patches import installed
 from .judge import founders, lost, rows, unsettled
+from .topics import Client, SimYard, records_of, sends
 from .yard import Asked, Fault, Yard
 
 PREPARE_S = 60.0
@@ -681,11 +684,98 @@ class Without(Story):
         yield from self.ends("a", self.records)
 
 
+class Shrinking(Story):
+    """Partitions of a topic are taken away while a producer that knows nothing of it sends; the ones that ended are
+    let go, and their numbers used again."""
+
+    name = "shrink"
+    lasts_s = 400.0
+    keys = tuple(b"key-%d" % number for number in range(6))
+    rounds = 6
+
+    def prepare(self) -> None:
+        """Make a topic of three partitions with a record of each key."""
+        self.begin()
+        self.client = SimYard(self.yard)
+        self.sent: dict[tuple[bytes, int], Any] = {}
+        self._finished(self.client.topic("t").create(3))
+        self._finished(sends(self.client.topic("t"), self.keys, 1, self.sent))
+        # The topics' group comes to its version.
+        self._finished(upgraded(self.client, TOPICS_LOG, 30.0))  # type: ignore[arg-type]
+        self.must(self.unsettled, "all are known")
+
+    def _finished(self, work: Any) -> Any:
+        client = Client(self.yard, work)
+        self.must(lambda: "" if client.over else "it is under way", "a client")
+        assert client.done, client.refused
+        return client.result
+
+    def act(self) -> None:
+        """Take two of them away."""
+        self.producer = Client(self.yard, sends(self.client.topic("t"), self.keys, self.rounds, self.sent))
+        self.asked = Client(self.yard, self.client.topic("t").shrink(1))
+        if not self.again:
+            at = self.yard.loop.now + self.yard.random.uniform(0.0, 6.0)
+            self.yard.loop.at(at, None, self.asked.die)
+        self.then: list[Client] = []
+
+    def going_on(self) -> str:
+        """Wait for both; then read all of it, let it go, and add partitions again."""
+        if not (self.asked.over and self.producer.over):
+            return f"the shrinking: {self.asked.over}, the producer: {self.producer.over}"
+        topic = self.client.topic("t")
+        steps = (lambda: topic.shrink(1), lambda: records_of(self.client, "t"), lambda: topic.shrink(1, force=True),
+                 lambda: topic.grow(2), lambda: topic.finish())  # fmt: skip
+        if len(self.then) < len(steps) and (not self.then or self.then[-1].over):
+            self.then.append(Client(self.yard, steps[len(self.then)]()))
+        return "" if len(self.then) == len(steps) and self.then[-1].over else f"step {len(self.then)} is under way"
+
+    def judged(self) -> Iterator[str]:
+        """Each record lies there once, those of a key in their order; what ended is gone, and its number used again."""
+        clients = [self.producer, *([self.asked] if self.again else []), *self.then]
+        yield from (f"a client failed: {one.refused!r}" for one in clients if one.refused is not None)
+        if any(one.refused is not None for one in clients):
+            return
+        found: dict[int, list[tuple[int, bytes, int]]] = self.then[1].result
+        row = self.then[0].result
+        yield from out_of_order(row, found)
+        all_of = sorted((key, number) for records in found.values() for _, key, number in records)
+        if all_of != sorted((key, number) for key in self.keys for number in range(1, self.rounds + 1)):
+            yield f"records are lost or doubled: {all_of}"
+        last = self.then[-1].result
+        if [(one.number, one.born) for one in last.partitions] != [(0, 0), (1, 3)] or last.state != "live":
+            yield f"in the end the topic is {last}"
+        names = {name for number in self.yard.up for name in self.yard.system(number).names}  # type: ignore[union-attr]
+        if names & {"t.2"}:
+            yield "the log of a partition that went is still there"
+
+    def unsettled(self) -> str:
+        """Return what is not as it must be, or nothing; logs that were taken away had leaders, and are gone."""
+        self.ended |= {"t.1", "t.2"}
+        return super().unsettled()
+
+
+def out_of_order(row: Any, found: Mapping[int, Sequence[tuple[int, bytes, int]]]) -> Iterator[str]:
+    """Yield each key whose records are out of order, read as a consumer group reads: what ended first, then what lies
+    behind the fences of those that got its slots."""
+    ended = {one.number for one in row.partitions if one.end is not None}
+    newest: dict[bytes, int] = {}
+    for one in sorted(row.partitions, key=lambda one: one.number not in ended):
+        fence = max((join.offset for join in one.joins), default=0)
+        for offset, key, number in found[one.number]:
+            if key in newest and one.number not in ended and offset < fence and newest[key] > number:
+                # It is read before the fence, so before what ended: its key was never there.
+                yield f"{key!r} lies in {one.log} before its fence, and in one that ended"
+            if number <= newest.get(key, 0):
+                yield f"out of order: {key!r}, {number} at {offset} of {one.log}, after {newest[key]}"
+            newest[key] = max(number, newest.get(key, 0))
+
+
 STORIES: Mapping[str, type[Story]] = {
     story.name: story
     for story in (
-        Creation, Undoing, Deletion, Dead, Returned, Drained, Import, Founding, Founders, Joining, Silent, Third,
-        Without,
+        Creation, Undoing, Deletion, Dead, Returned, Drained, Import, Founding, Founders, Joining, Shrinking, Silent,
+        Third, Without,
     )
 }  # fmt: skip
 
