@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from logyard.client._async.topics import Topic
 from logyard.engine.host.groups import GroupRegistry
 from logyard.machines.catalog.logs import Logs
+from logyard.machines.log.partition import PartitionFence
 from logyard.service.catalog import planner, silence
 from logyard.service.catalog.births import Births
 from logyard.service.catalog.keeper import Keeper
@@ -108,6 +110,20 @@ PLANTED = (
                                         ("await registry.delete([row.uid])", "pass")))],
         ),
         ["delete"],
+    ),
+    Planted(
+        Bug(
+            "a_layout_before_its_fence", "a partition takes nothing of a layout before it is fenced for it",
+            [(PartitionFence, "refusal", edited(("if epoch > self.epoch:", "if False:")))],
+        ),
+        ["shrink"],
+    ),
+    Planted(
+        Bug(
+            "nothing_is_adopted", "what producers wrote to a partition that ends is known where its slots go",
+            [(Topic, "_remove", edited(("adopt_command(row.id, epoch, some)", "adopt_command(row.id, epoch, [])")))],
+        ),
+        ["shrink"],
     ),
 )  # fmt: skip
 

@@ -29,7 +29,7 @@ from ..loop import Stop
 from ..offline import complaints
 from ..patches import installed
 from .judge import founders, lost, rows, unsettled
-from .topics import Client, SimYard, records_of, sends
+from .topics import Client, SimYard, grown, records_of, sends
 from .yard import Asked, Fault, Yard
 
 PREPARE_S = 60.0
@@ -725,7 +725,7 @@ class Shrinking(Story):
             return f"the shrinking: {self.asked.over}, the producer: {self.producer.over}"
         topic = self.client.topic("t")
         steps = (lambda: topic.shrink(1), lambda: records_of(self.client, "t"), lambda: topic.shrink(1, force=True),
-                 lambda: topic.grow(2), lambda: topic.finish())  # fmt: skip
+                 lambda: grown(topic, 2), lambda: topic.finish())  # fmt: skip
         if len(self.then) < len(steps) and (not self.then or self.then[-1].over):
             self.then.append(Client(self.yard, steps[len(self.then)]()))
         return "" if len(self.then) == len(steps) and self.then[-1].over else f"step {len(self.then)} is under way"

@@ -17,6 +17,7 @@ from logyard.machines.log.command import APPEND_REPLY
 from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.frame import Buffer, encode_frame
+from logyard.protocol.topics import Topic as Row
 from logyard.protocol.topics import opened_envelope
 from logyard.service.door.dispatch import Data, serve_call
 from logyard.service.node import Node
@@ -222,6 +223,17 @@ async def sends(topic: Topic, keys: Sequence[bytes], rounds: int, sent: dict[tup
         await topic.yard.pause(PAUSE_S)
 
 
+async def grown(topic: Topic, count: int) -> Row:
+    """Add partitions, as soon as all nodes have let the logs go that had their names."""
+    while True:
+        try:
+            return await topic.grow(count)
+        except LogyardError as error:
+            if error.code != "refused":
+                raise
+        await topic.yard.pause(1.0)
+
+
 async def records_of(yard: SimYard, name: str) -> dict[int, list[tuple[int, bytes, int]]]:
     """Return (offset, key, number) of each record, by partition."""
     found: dict[int, list[tuple[int, bytes, int]]] = {}
@@ -236,4 +248,4 @@ async def records_of(yard: SimYard, name: str) -> dict[int, list[tuple[int, byte
     return found
 
 
-__all__ = ["Client", "SimYard", "records_of", "sends"]
+__all__ = ["Client", "SimYard", "grown", "records_of", "sends"]
