@@ -219,7 +219,7 @@ async def sends(topic: Topic, keys: Sequence[bytes], rounds: int, sent: dict[tup
                     if error.code not in PASSING:
                         raise
                     await topic.yard.pause(PAUSE_S)
-            sent[key, number] = found  # type: ignore[assignment]
+            sent[key, number] = found
         await topic.yard.pause(PAUSE_S)
 
 
