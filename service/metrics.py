@@ -87,6 +87,13 @@ def top_groups(status: Mapping[str, Any]) -> Samples:
             yield (name, kind), float(size)
 
 
+def of_consumers(key: str) -> Read:
+    """Return what reads one column of the consumer groups' partitions."""
+    return lambda status: [
+        ((row["group"], row["topic"], str(row["partition"])), float(row[key])) for row in status["consumers"]
+    ]
+
+
 METRICS = (
     Metric("groups", "gauge", "Groups with a member on this node.", field("groups")),
     Metric("groups_led", "gauge", "Members of this node that lead.", field("led")),
@@ -189,6 +196,11 @@ METRICS = (
            by_peer("inflight_bytes", "followers"), ("peer",)),
     Metric("follower_pulling", "gauge", "1: that node is served only as it answers.",
            by_peer("pulling", "followers"), ("peer",)),
+    Metric("consumer_lag_records", "gauge", "Records of a partition that a consumer group has not committed. Said by"
+           " the node that leads the group's coordinator, of partitions with a copy there; the 1,000 that are furthest"
+           " behind.", of_consumers("lag"), ("group", "topic", "partition")),
+    Metric("consumer_offset", "gauge", "Up to where the group has committed it.", of_consumers("offset"),
+           ("group", "topic", "partition")),
     Metric("group_bytes", "gauge", f"Of the {TOP_GROUPS} largest groups: live payload bytes in sealed WAL files (wal),"
            " the newest snapshot (snapshot), commands not yet answered (pending).", top_groups, ("group", "kind")),
 )  # fmt: skip

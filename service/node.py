@@ -51,6 +51,7 @@ from .catalog.places import decode as decode_places
 from .catalog.verbs import NO_CATALOG, CatalogVerbs
 from .config import NodeConfig, read_secret
 from .consistency import Consistency, Waits
+from .consumer_lag import consumer_lags
 from .door import pushes
 from .door.kv_calls import KvPort
 from .door.pushes import Listening
@@ -184,7 +185,8 @@ class Node:
         self.groups, self.board, self.key_metrics = rows.rows, rows.board, rows.key_metrics
         self._describe = rows.describe
         self._stored = status.Stored(system.wal, system.store, system.storage.accounting.live_bytes)
-        self.status = NodeStatus(groups, self._stored, self._said()).read
+        said = {**self._said(), "consumers": lambda: [row._asdict() for row in consumer_lags(groups)]}
+        self.status = NodeStatus(groups, self._stored, said).read
 
     def _said(self) -> Mapping[str, Callable[[], Any]]:
         """Return what the engine's parts say of themselves, by the status's key. `apply` is of this process: entries it

@@ -47,6 +47,8 @@ class Groups:
     __slots__ = ("rebalance_ms", "idle_ms", "groups", "term", "timer", "next_member", "ends")
     version = 2
     renews_terms = True
+    stays_awake = True
+    """Its node says how far groups are behind: those without members most of all."""
     exclusive = True
     """It releases all that came before: payloads of another machine in its group would go with that."""
 

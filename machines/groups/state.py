@@ -10,7 +10,7 @@ from there on when those were (`passed`); one that ended has no owner when it wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from logyard.engine.machine import Reject
@@ -428,6 +428,13 @@ class Group:
         not know."""
         found = [[key[1], part.offset] for key, part in sorted(self.parts.items()) if key[0] == topic]
         return found if found or topic in self.shapes else None
+
+    def positions(self) -> Iterator[tuple[str, int, int]]:
+        """Return (topic, number, offset) of the partitions that it has read something of."""
+        for (topic, number), part in self.parts.items():
+            shape = self.shapes.get(topic)
+            if shape is not None and part.offset >= 0:
+                yield shape.name, number, part.offset
 
     def described(self) -> dict[str, Any]:
         """Return everything about it, in plain values."""

@@ -1,0 +1,82 @@
+"""How far consumer groups are behind: said by one node, with and without members, asked of no group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from logyard.client.aio import connect
+from logyard.engine.raft.state import FOLLOWER, LEADER
+from logyard.machines.groups import Groups as Coordinator
+from logyard.service.consumer_lag import consumer_lags
+from tests.engine.host.cluster import until
+
+from .test_topics import served
+
+OTHERS = [b"other-%d" % number for number in range(8)]
+
+
+async def test_one_node_says_how_far_a_group_is_behind_also_without_members(tmp_path: Path) -> None:
+    async with served(tmp_path, 3) as (run, _, addresses), connect(addresses) as yard:
+        nodes = [run.nodes[number] for number in run.ids]
+
+        def said() -> list[tuple[str, str, int, int, int]]:
+            return [tuple(row.values()) for node in nodes for row in node.status()["consumers"]]
+
+        topic = yard.topic("orders")
+        await topic.create(2)
+        assert said() == []
+        with trio.fail_after(60):
+            await topic.send_many([(key, b"", b"x") for key in OTHERS])
+            async with yard.consume("orders", group="billing", ttl=5) as records:
+                for _ in OTHERS:
+                    await records.__anext__()
+                await records.commit()
+            await until(lambda: [row[:3] for row in said()].count(("billing", "orders", 0)) == 1, "one node says it")
+            # The last record that it handed out was not come back from, and is not committed.
+            await until(lambda: sum(row[4] for row in said()) == 1, "all but one are committed")
+
+            # Nobody reads any more: the coordinator stays awake, and its node's copies of the logs say where they end.
+            await topic.send_many([(key, b"", b"x") for key in OTHERS])
+            await until(lambda: sum(row[4] for row in said()) == len(OTHERS) + 1, "what came since")
+        worst = max(said(), key=lambda row: row[4])
+        (teller,) = [node for node in nodes if node.status()["consumers"]]
+        assert tuple(teller.status()["consumers"][0].values()) == worst, "worst first"
+
+        found = {
+            (sample.name, *(sample.labels[key] for key in ("group", "topic", "partition"))): sample.value
+            for family in text_string_to_metric_families(teller.metrics()[1].decode())
+            for sample in family.samples
+            if sample.name.startswith("logyard_consumer")
+        }
+        assert found["logyard_consumer_lag_records", "billing", "orders", str(worst[2])] == worst[4]
+        assert found["logyard_consumer_offset", "billing", "orders", str(worst[2])] == worst[3]
+
+        await yard.consumer_group("billing").delete()
+        await until(lambda: not said(), "nobody reads it")
+
+
+def test_no_more_rows_than_asked_for() -> None:
+    class Group:
+        name = "g"
+
+        def positions(self) -> list[tuple[str, int, int]]:
+            return [("t", number, number) for number in range(4)] + [("gone", 0, 5)]
+
+    class Asleep(dict[int, Any]):
+        def row(self, uid: int) -> Any:
+            return self[uid]
+
+    coordinator = Coordinator()
+    cast(Any, coordinator).groups = {"g": Group()}
+    member = SimpleNamespace(raft=SimpleNamespace(role=LEADER), machine=coordinator)
+    asleep = Asleep({20 + number: SimpleNamespace(end=10) for number in range(4)})
+    names = {"_groups-3": 1, **{f"t.{number}": 20 + number for number in range(4)}}
+    groups = cast(Any, SimpleNamespace(members={1: member}, names=names, quiesced=asleep))
+    assert [(row.partition, row.offset, row.lag) for row in consumer_lags(groups, 2)] == [(0, 0, 10), (1, 1, 9)]
+    member.raft.role = FOLLOWER
+    assert not consumer_lags(groups)
