@@ -15,9 +15,9 @@ LAST = 400
 
 def test_a_database_driven_from_a_log_survives_kill_9(tmp_path: Path) -> None:
     printed: list[int] = []
-    for kill in (30, 95, 96, 170, 260, 0):
-        # Two of them anywhere, the others in the middle of a transaction.
-        stuck = kill if kill not in (95, 170) else 0
+    for kill, ahead in ((30, 0), (95, 13), (130, 0), (170, 13), (260, 0), (0, 0)):
+        # Two of them anywhere within so many records, the others in the middle of a transaction.
+        stuck = kill + ahead
         command = [sys.executable, "-m", "tests.service.tailing", str(tmp_path), str(LAST), str(stuck)]
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
