@@ -1,10 +1,10 @@
 """The large bodies of a generation: one file that only grows, beside the environment whose rows say where they lie.
 
 Invariant: what a row names is durable before the row is committed, and is never written again: it ends where the row
-says that is committed with it. What lies behind (left of a crash, or of a transaction that was given up) is nobody's,
-and written over. The file proves nothing:
-the row has the hash of the bytes with their place. Written around the page cache, which costs a twentieth of what
-LMDB takes for the same bytes (docs/performance.md). Used by `generation`, with one writer at a time.
+says that is committed with it (`ends`). What lies behind (left of a crash, or of a transaction that was given up) is
+nobody's, and written over. The file proves nothing: the row has the hash of the bytes with their place. Written
+around the page cache, which costs a twentieth of what LMDB takes for the same bytes (docs/performance.md).
+Used by `generation`, with one writer at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 from typing import Protocol
 
-from .layout import PAGE, Buffer
+from .layout import PAGE, Buffer, aligned
 
 NAME = "bodies"
 STAGE_BYTES = 1 << 20
@@ -80,8 +80,8 @@ class Bodies:
         """Make the empty file; durable with its directory."""
         door.close(door.create(self.path))
 
-    def open(self, door: BodiesDoor | None, end: int) -> None:
-        """Open for reading, and by a door for writing behind `end`."""
+    def open(self, door: BodiesDoor | None) -> int:
+        """Open for reading, and by a door for writing, from `begin` on; return the file's bytes."""
         self._fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._door = door
         if door is not None:
@@ -91,7 +91,11 @@ class Bodies:
                 self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
             else:
                 self._write = door.open_file(self.path, write=True)
-            self._start = _aligned(end)
+        return os.fstat(self._fd).st_size
+
+    def begin(self, end: int) -> None:
+        """Write behind `end` from now on."""
+        self._start = aligned(end)
 
     @property
     def waits(self) -> bool:
@@ -126,7 +130,7 @@ class Bodies:
             self.drop()
             raise Unwritten(error) from error
         end = self.end
-        self._start = _aligned(end)
+        self._start = aligned(end)
         self.drop()
         return end
 
@@ -153,7 +157,3 @@ class Bodies:
             os.close(self._fd)
         self._fd = self._write = -1
         self.drop()
-
-
-def _aligned(end: int) -> int:
-    return -(-end // PAGE) * PAGE

@@ -29,7 +29,7 @@ from logyard.protocol.errors import (
     StoreShort,
 )
 
-from . import layout
+from . import ends, layout
 from .bodies import Bodies, BodiesDoor, Unwritten
 from .journal import Journal
 from .layout import KEY, SourceRow, StoredEntry
@@ -99,11 +99,13 @@ class Generation:
             key = layout.own_key(layout.HEADER)
             body = _HEADER.pack(self.form, 0, self.number, self.config.map_bytes, base_run)
             try:
-                if self.form >= layout.BESIDE:
-                    self._open_bodies(create=True)
                 with self._writing() as txn:
                     txn.put(key, layout.wrap(key, body))
                     Statistics(0, 0, 0, base_run, 0).put(txn)
+                    if self.form >= layout.BESIDE:
+                        ends.put_end(txn, 0)
+                if self.form >= layout.BESIDE:
+                    self._open_bodies(create=True)
                 sync_directory(self.path)
                 os.rename(self.path, path)
             except BaseException as error:
@@ -199,10 +201,21 @@ class Generation:
             if create:
                 assert door is not None
                 self._bodies.create(door)
-            end = self._own(layout.own_key(layout.BODIES))
-            self._bodies.open(door, 0 if end is None else layout.END_ROW.unpack(end)[0])
+            size = self._bodies.open(door)
+            if door is not None:
+                self._bodies.begin(self._end(size))
         except OSError as error:
             raise self._failure(error) from error
+
+    def _end(self, size: int) -> int:
+        """Return where the file beside ends that is `size` bytes long."""
+        env = self._enter()
+        try:
+            return ends.find_end(self.path, env, self.form, size, self.config.map_bytes)
+        except lmdb.Error as error:
+            raise self._failure(error) from error
+        finally:
+            self._leave()
 
     def close(self) -> None:
         """Close the environment, now or when the last reader has left."""
@@ -495,4 +508,6 @@ class Generation:
                 raise self._failure(error) from error
             finally:
                 self._leave()
-        return scan.finish()
+        # Looked for at last: of an older release it comes with the first bytes, maybe during the scan.
+        lost = scan.places and self._own(layout.own_key(layout.BODIES)) is None
+        return scan.finish("the row that says where its large bodies end" if lost else "")
