@@ -108,6 +108,7 @@ class Generation:
                     self._open_bodies(create=True)
                 sync_directory(self.path)
                 os.rename(self.path, path)
+                self._bodies.moved(path)
             except BaseException as error:
                 # Whoever tries again opens it anew, and a path is open once in a process.
                 self.close()
@@ -206,6 +207,13 @@ class Generation:
                 self._bodies.begin(self._end(size))
         except OSError as error:
             raise self._failure(error) from error
+
+    def _reopen_bodies(self) -> None:
+        try:
+            size = self._bodies.reopen()
+        except OSError as error:
+            raise self._failure(error) from error
+        self._bodies.begin(self._end(size))
 
     def _end(self, size: int) -> int:
         """Return where the file beside ends that is `size` bytes long."""
@@ -345,12 +353,16 @@ class Generation:
         env = self._enter()
         try:
             assert self.writable and not self.sealed, "not open for writing"
+            if self._bodies.doubtful:
+                self._reopen_bodies()
             writing = Writing(
                 self.path, env, self.config, self.statistics(), self.job_state(job), run, job, previous, step,
                 self.form, self._bodies,
             )  # fmt: skip
             return writing.write(rows)
         except lmdb.Error as error:
+            # The commit may have been one that names bodies.
+            self._bodies.doubtful = self.form >= layout.BESIDE
             raise self._failure(error) from error
         except Unwritten as error:
             raise self._failure(error.cause) from error.cause

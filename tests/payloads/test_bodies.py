@@ -59,8 +59,18 @@ class Watched(Door):
         self._do("sync")
         super().datasync(fd)
 
+    def revalidate(self, path: str) -> None:
+        self._do("revalidate")
+        super().revalidate(path)
+
+    def open_direct(self, path: str) -> int:
+        self._do("open")
+        return super().open_direct(path)
+
     def step(self, name: str, size: int) -> None:
         self.done.append(name)
+        if self.fails is not None and self.fails[0] == name:
+            raise lmdb.DiskError(os.strerror(self.fails[1]))
 
 
 def generation(path: Path, door: Door | None = None) -> Generation:
@@ -348,3 +358,47 @@ def test_the_end_row_is_there_from_the_beginning_and_its_lack_is_damage(tmp_path
     measured = made_.measure()
     assert measured.bad == {(0, 0, 0)} and "lacks the row" in measured.damage[0]
     made_.close()
+
+
+def places(path: Path) -> dict[tuple[int, int], int]:
+    """Where the pieces of a closed generation begin, by (uid, index)."""
+    found = {}
+    for key, value in rows_of(path).items():
+        placed = layout.parse_place(str(path), key, memoryview(value), layout.BESIDE) if key >= FIRST else None
+        if placed is not None and layout.KEY.unpack(key)[4]:
+            found[layout.KEY.unpack(key)[1:3]] = placed[1]
+    return found
+
+
+FIRST = layout.KEY.pack(layout.OWN + 1, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("what", ["write", "sync", "before commit"])
+def test_after_a_failure_the_file_is_read_anew_and_goes_on_where_what_is_committed_ends(
+    tmp_path: Path, what: str
+) -> None:
+    door = Watched()
+    made_ = generation(tmp_path, door)
+    first, second = [made(uid, 1, [100, 60_000]) for uid in (1, 2)]
+    assert made_.write_entries(1, [first.row()], 1).entries == 1
+    door.fails = (what, errno.EIO)
+    with pytest.raises((GenerationFailed, StoreFull)):
+        made_.write_entries(2, [second.row()], 2, step=door.step)
+    assert made_.read_unit(1, 1, 1, 1) == first.units[1][0], "who reads goes on"
+    for still in ("revalidate", "open"):
+        door.fails = (still, errno.EIO)
+        door.done.clear()
+        with pytest.raises(GenerationFailed):
+            made_.write_entries(2, [second.row()], 2)
+        assert door.done[-1] == still, "nothing is written while the disk fails"
+    door.fails = None
+    door.done.clear()
+    assert made_.write_entries(2, [second.row()], 2).entries == 1
+    assert door.done == ["revalidate", "open", "write", "sync"], "before anything is written"
+    third = made(3, 1, [100, 60_000])
+    assert made_.write_entries(3, [third.row()], 3).entries == 1 and door.done.count("revalidate") == 1
+    for run, entry in enumerate((first, second, third), 1):
+        assert made_.read_unit(run, entry.uid, 1, 1) == entry.units[1][0]
+    assert not made_.measure().damage
+    made_.close()
+    assert places(Path(made_.path)) == {(1, 1): 0, (2, 1): 61_440, (3, 1): 122_880}
