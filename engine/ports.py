@@ -257,6 +257,10 @@ class StorePort(Protocol):
         """Return where a generation's bytes lie."""
         ...
 
+    def bodies_file(self, generation: int) -> str:
+        """Return where its large bodies lie, if it has such a file."""
+        ...
+
     async def verify(self, generation: int) -> tuple[Sequence[tuple[int, int]], str]:
         """Read all of a generation beside what runs; return (uid, index) of entries at home there that are damaged or
         gone, and why nothing of it can be trusted ("": it can). Of one that goes meanwhile: nothing. Raises OSError

@@ -1,10 +1,10 @@
 """The large bodies of a generation: one file that only grows, beside the environment whose rows say where they lie.
 
 Invariant: what a row names is durable before the row is committed, and is never written again: it ends where the row
-says that is committed with it. What lies behind (left of a crash, or of a transaction that was given up) is nobody's,
-and written over. The file proves nothing:
-the row has the hash of the bytes with their place. Written around the page cache, which costs a twentieth of what
-LMDB takes for the same bytes (docs/performance.md). Used by `generation`, with one writer at a time.
+says that is committed with it (`ends`). What lies behind (left of a crash, or of a transaction that was given up) is
+nobody's, and written over. The file proves nothing: the row has the hash of the bytes with their place. Written
+around the page cache, which costs a twentieth of what LMDB takes for the same bytes (docs/performance.md).
+Used by `generation`, with one writer at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 from typing import Protocol
 
-from .layout import PAGE, Buffer
+from .layout import PAGE, Buffer, aligned
 
 NAME = "bodies"
 STAGE_BYTES = 1 << 20
@@ -47,6 +47,10 @@ class BodiesDoor(Protocol):
         """Make what was written durable."""
         ...
 
+    def revalidate(self, path: str, /) -> None:
+        """Have what is read next of a file be what the disk has."""
+        ...
+
     def close(self, fd: int, /) -> None:
         """Close a descriptor."""
         ...
@@ -63,7 +67,7 @@ class Unwritten(Exception):
 class Bodies:
     """Of the generation in `directory`. `open` makes it usable, with a `door` for writing too. Raises `OSError`."""
 
-    __slots__ = ("path", "_door", "_fd", "_write", "_direct", "_stage", "_start", "_parts", "_size")
+    __slots__ = ("path", "_door", "_fd", "_write", "_direct", "_stage", "_start", "_parts", "_size", "doubtful")
 
     def __init__(self, directory: str) -> None:
         self.path = os.path.join(directory, NAME)
@@ -75,23 +79,50 @@ class Bodies:
         self._start = 0
         self._parts: list[Buffer] = []
         self._size = 0
+        # A batch, or the commit that names one, failed: what the descriptor and the page cache say counts for nothing.
+        self.doubtful = False
 
     def create(self, door: BodiesDoor) -> None:
         """Make the empty file; durable with its directory."""
         door.close(door.create(self.path))
 
-    def open(self, door: BodiesDoor | None, end: int) -> None:
-        """Open for reading, and by a door for writing behind `end`."""
+    def moved(self, directory: str) -> None:
+        """Know that the generation has its name now."""
+        self.path = os.path.join(directory, NAME)
+
+    def open(self, door: BodiesDoor | None) -> int:
+        """Open for reading, and by a door for writing, from `begin` on; return the file's bytes."""
         self._fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._door = door
         if door is not None:
-            self._write = door.open_direct(self.path)
-            self._direct = self._write >= 0
-            if self._direct:
-                self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
-            else:
-                self._write = door.open_file(self.path, write=True)
-            self._start = _aligned(end)
+            self._open_write(door)
+        return os.fstat(self._fd).st_size
+
+    def _open_write(self, door: BodiesDoor) -> None:
+        self._write = door.open_direct(self.path)
+        self._direct = self._write >= 0
+        if not self._direct:
+            self._write = door.open_file(self.path, write=True)
+        elif not self._stage:
+            self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
+
+    def reopen(self) -> int:
+        """Open for writing as at a start, after something failed; return the file's bytes. The disk is asked for them:
+        after a failed sync the page cache calls clean what never got there. Readers keep theirs: it has nothing but
+        the file. Raises OSError while the disk still fails; it is to be called again then."""
+        assert self._door is not None, "not open for writing"
+        self.drop()
+        write, self._write = self._write, -1
+        if write >= 0:
+            self._door.close(write)
+        self._door.revalidate(self.path)
+        self._open_write(self._door)
+        return os.fstat(self._fd).st_size
+
+    def begin(self, end: int) -> None:
+        """Write behind `end` from now on."""
+        self._start = aligned(end)
+        self.doubtful = False
 
     @property
     def waits(self) -> bool:
@@ -124,9 +155,10 @@ class Bodies:
             door.datasync(self._write)
         except OSError as error:
             self.drop()
+            self.doubtful = True
             raise Unwritten(error) from error
         end = self.end
-        self._start = _aligned(end)
+        self._start = aligned(end)
         self.drop()
         return end
 
@@ -153,7 +185,3 @@ class Bodies:
             os.close(self._fd)
         self._fd = self._write = -1
         self.drop()
-
-
-def _aligned(end: int) -> int:
-    return -(-end // PAGE) * PAGE

@@ -29,7 +29,7 @@ from logyard.protocol.errors import (
     StoreShort,
 )
 
-from . import layout
+from . import ends, layout
 from .bodies import Bodies, BodiesDoor, Unwritten
 from .journal import Journal
 from .layout import KEY, SourceRow, StoredEntry
@@ -99,13 +99,16 @@ class Generation:
             key = layout.own_key(layout.HEADER)
             body = _HEADER.pack(self.form, 0, self.number, self.config.map_bytes, base_run)
             try:
-                if self.form >= layout.BESIDE:
-                    self._open_bodies(create=True)
                 with self._writing() as txn:
                     txn.put(key, layout.wrap(key, body))
                     Statistics(0, 0, 0, base_run, 0).put(txn)
+                    if self.form >= layout.BESIDE:
+                        ends.put_end(txn, 0)
+                if self.form >= layout.BESIDE:
+                    self._open_bodies(create=True)
                 sync_directory(self.path)
                 os.rename(self.path, path)
+                self._bodies.moved(path)
             except BaseException as error:
                 # Whoever tries again opens it anew, and a path is open once in a process.
                 self.close()
@@ -199,10 +202,28 @@ class Generation:
             if create:
                 assert door is not None
                 self._bodies.create(door)
-            end = self._own(layout.own_key(layout.BODIES))
-            self._bodies.open(door, 0 if end is None else layout.END_ROW.unpack(end)[0])
+            size = self._bodies.open(door)
+            if door is not None:
+                self._bodies.begin(self._end(size))
         except OSError as error:
             raise self._failure(error) from error
+
+    def _reopen_bodies(self) -> None:
+        try:
+            size = self._bodies.reopen()
+        except OSError as error:
+            raise self._failure(error) from error
+        self._bodies.begin(self._end(size))
+
+    def _end(self, size: int) -> int:
+        """Return where the file beside ends that is `size` bytes long."""
+        env = self._enter()
+        try:
+            return ends.find_end(self.path, env, self.form, size, self.config.map_bytes)
+        except lmdb.Error as error:
+            raise self._failure(error) from error
+        finally:
+            self._leave()
 
     def close(self) -> None:
         """Close the environment, now or when the last reader has left."""
@@ -332,12 +353,16 @@ class Generation:
         env = self._enter()
         try:
             assert self.writable and not self.sealed, "not open for writing"
+            if self._bodies.doubtful:
+                self._reopen_bodies()
             writing = Writing(
                 self.path, env, self.config, self.statistics(), self.job_state(job), run, job, previous, step,
                 self.form, self._bodies,
             )  # fmt: skip
             return writing.write(rows)
         except lmdb.Error as error:
+            # The commit may have been one that names bodies.
+            self._bodies.doubtful = self.form >= layout.BESIDE
             raise self._failure(error) from error
         except Unwritten as error:
             raise self._failure(error.cause) from error.cause
@@ -495,4 +520,6 @@ class Generation:
                 raise self._failure(error) from error
             finally:
                 self._leave()
-        return scan.finish()
+        # Looked for at last: of an older release it comes with the first bytes, maybe during the scan.
+        lost = scan.places and self._own(layout.own_key(layout.BODIES)) is None
+        return scan.finish("the row that says where its large bodies end" if lost else "")

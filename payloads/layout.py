@@ -157,6 +157,11 @@ def unwrap(path: str, key: bytes, value: memoryview) -> memoryview:
     return value[HASH_BYTES:]
 
 
+def aligned(end: int) -> int:
+    """Return where the page ends that reaches up to `end`."""
+    return -(-end // PAGE) * PAGE
+
+
 def is_beside(length: int, form: int) -> bool:
     """Return whether a unit of this length, if it has rows of its own, lies in the file beside."""
     return form >= BESIDE and length >= BESIDE_BYTES

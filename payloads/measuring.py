@@ -52,7 +52,8 @@ class Measured(NamedTuple):
 class Measuring:
     """Feed it every row in key order."""
 
-    __slots__ = ("path", "_form", "_placed", "_runs", "_entries", "_damage", "_bad", "_open", "_wanted", "_slots")
+    __slots__ = ("path", "_form", "_placed", "_runs", "_entries", "_damage", "_bad", "_open", "_wanted", "_slots",
+                 "places")  # fmt: skip
 
     def __init__(self, path: str, form: int, placed: Callable[[bytes, bytes], tuple[int, bytes]]) -> None:
         """Take what reads and verifies a piece in the file beside, by key and value of its row."""
@@ -66,6 +67,8 @@ class Measuring:
         self._open: tuple[int, int, int] | None = None
         self._wanted: set[tuple[int, int]] = set()
         self._slots: list[tuple[int, int]] = []
+        # Rows that name bytes in the file beside.
+        self.places = 0
 
     def visit(self, key: bytes, value: memoryview) -> int:
         """Count one row, still in the map; return how many bytes were read."""
@@ -90,6 +93,7 @@ class Measuring:
                 if layout.parse_place(self.path, key, value, self._form) is None:
                     layout.parse_piece(self.path, key, value)
                 else:
+                    self.places += 1
                     size += len(self._placed(key, bytes(value))[1])
                 if self._open == (run, uid, index):
                     self._wanted.discard((unit, piece))
@@ -112,9 +116,12 @@ class Measuring:
             self._entries += 1
         self._open = None
 
-    def finish(self) -> Measured:
-        """Return what was measured, after the last row."""
+    def finish(self, lacks: str = "") -> Measured:
+        """Return what was measured, after the last row. `lacks`: which of the generation's own rows is not there."""
         self._close()
+        if lacks:
+            self._damage.append(f"{self.path}: it lacks {lacks}")
+            self._bad.add((0, 0, 0))
         return Measured(self._runs, self._entries, self._damage, self._bad)
 
 

@@ -17,7 +17,7 @@ import xxhash
 
 from logyard.protocol.errors import GenerationFailed, PayloadCorrupt
 
-from . import layout
+from . import ends, layout
 from .bodies import Bodies
 from .layout import KEY, Buffer, Plan, SourceRow, SourceUnit
 from .ledger import ENTRY_SLOT, Columns
@@ -295,8 +295,7 @@ class Writing:
         if txn is not None:
             if self._bodies.waits:
                 # Durable before the rows that say where they are.
-                key = layout.own_key(layout.BODIES)
-                txn.put(key, layout.wrap(key, layout.END_ROW.pack(self._bodies.flush())))
+                ends.put_end(txn, self._bodies.flush())
             self._step(f"before {step}", 0)
             txn.commit()
             self._txn = None

@@ -23,6 +23,7 @@ from logyard.engine.ports import SourceEntry
 from logyard.engine.ranges import union
 from logyard.engine.types import Buffer
 from logyard.payloads import verify
+from logyard.payloads.bodies import NAME as BODIES
 from logyard.payloads.checkpoints import Home
 from logyard.payloads.compaction import MigrateReport, RewriteJob, choose_rewrite
 from logyard.payloads.layout import StoredEntry
@@ -257,6 +258,10 @@ class StoreAdapter:
     def data_file(self, generation: int) -> str:
         """Return LMDB's name for it."""
         return os.path.join(self._store.catalog.path(generation), "data.mdb")
+
+    def bodies_file(self, generation: int) -> str:
+        """Return the name of the file beside it."""
+        return os.path.join(self._store.catalog.path(generation), BODIES)
 
     async def verify(self, generation: int) -> tuple[Sequence[tuple[int, int]], str]:
         """Verify a generation in a process of its own, which may die of it. Raises OSError when that could not tell."""

@@ -25,7 +25,8 @@ MARK = "failed"
 NEWEST = 2
 """WAL files that the last process may have left a batch in whose sync failed: the current one, or the one it rolled
 from."""
-KINDS = (".wal", ".mdb", ".seg", ".ring", ".manifest")
+KINDS = (".wal", ".mdb", ".seg", ".ring", ".manifest", "/bodies")
+"""How the paths of files end that are read anew after a failed disk."""
 
 
 def revalidate(disk: Disk, root: Path) -> None:

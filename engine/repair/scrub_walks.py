@@ -142,13 +142,9 @@ async def read_through(disk: Disk, read: Read, kind: str, path: str) -> str | No
             raise
         return f"it can't be opened: {error.strerror}"
 
-    def portion(offset: int) -> int:
-        disk.forget_pages(fd, offset, READ_BYTES)
-        return len(disk.read(fd, READ_BYTES, offset))
-
     offset = 0
     try:
-        while size := await trio.to_thread.run_sync(portion, offset):
+        while size := await trio.to_thread.run_sync(_portion, disk, fd, offset):
             offset += size
             await read(kind, size)
     except OSError as error:
@@ -158,6 +154,12 @@ async def read_through(disk: Disk, read: Read, kind: str, path: str) -> str | No
     finally:
         disk.close(fd)
     return ""
+
+
+def _portion(disk: Disk, fd: int, offset: int) -> int:
+    """Read a piece of a file from the disk; return its bytes."""
+    disk.forget_pages(fd, offset, READ_BYTES)
+    return len(disk.read(fd, READ_BYTES, offset))
 
 
 class MetaWalk:
@@ -639,6 +641,7 @@ class GenerationWalk:
                 continue
             entries: Sequence[tuple[int, int]] = ()
             if not reason:
+                await self._bodies(store.bodies_file(number))
                 entries, reason = await store.verify(number)
             damaged: dict[int, list[int]] = {}
             for uid, index in entries:
@@ -647,6 +650,28 @@ class GenerationWalk:
                 self._repairs.lose("generation", uid, indexes, f"at home in generation {number}")
             if reason and any(one.id == number for one in store.generations()):
                 self._fail(number, reason)
+
+    async def _bodies(self, path: str) -> None:
+        """Have memory hold of the large bodies what the disk says, for whoever verifies them. What can't be read there
+        is damage of its entry and of no other, which that finds."""
+        disk = self._disk
+        try:
+            fd = await trio.to_thread.run_sync(disk.open_file, path)
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            return
+        try:
+            for offset in range(0, disk.size(fd), READ_BYTES):
+                size = 0
+                try:
+                    size = await trio.to_thread.run_sync(_portion, disk, fd, offset)
+                except OSError as error:
+                    if not is_damage(error):
+                        raise
+                await self._read("generation", size)
+        finally:
+            disk.close(fd)
 
     def _fail(self, number: int, reason: str) -> None:
         """Trust nothing of a generation: all that is at home there comes from peers, if each group has some."""

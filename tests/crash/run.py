@@ -17,6 +17,7 @@ from typing import Any
 
 from logyard.engine.log.record import DATA_START
 from logyard.engine.log.ring import FOLDER, Geometry
+from logyard.payloads.bodies import NAME as BODIES
 
 from .events import CREATE, RENAME, SIZE, SYNC, SYNC_DIRECTORY, UNLINK, WRITE, Event
 from .states import crash_states
@@ -44,6 +45,8 @@ class Counts:
     events: int = 0
     wraps: int = 0
     """How often a ring was written to behind its last slot, and from its first on again."""
+    with_bodies: int = 0
+    """Of the states of nodes those in which a generation's file beside LMDB has bodies."""
     traced: bool = False
     door_differs: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -52,7 +55,8 @@ class Counts:
         """For people and machines."""
         return {
             "states": self.node_states + self.wal_states, "node_states": self.node_states,
-            "wal_states": self.wal_states, "events": self.events, "wraps": self.wraps, "traced": self.traced,
+            "wal_states": self.wal_states, "events": self.events, "wraps": self.wraps,
+            "with_bodies": self.with_bodies, "traced": self.traced,
             "door_differs": self.door_differs, "violations": self.violations,
         }  # fmt: skip
 
@@ -124,10 +128,16 @@ def check_node(
                 if number >= most:
                     return
                 number += 1
+                counts.with_bodies += has_bodies(state)
                 what = f"node, seed {life}, event {at} ({events[at - 1].kind} {events[at - 1].path})"
                 yield what, pool.submit(judge_node, root, state, expectations(events, at))
 
     drain(jobs(), counts, "node_states")
+
+
+def has_bodies(state: dict[str, bytes | None]) -> bool:
+    """Whether large bodies lie beside LMDB there."""
+    return any(content for path, content in state.items() if path.rpartition("/")[2] == BODIES)
 
 
 def close_to(events: list[Event], path: str, draw: random.Random) -> set[int]:

@@ -17,12 +17,12 @@ from logyard.service.embedded import open_system
 from . import agree
 from . import run as run_module
 from .events import CREATE, RENAME, SIZE, SYNC, SYNC_DIRECTORY, THROUGH, UNLINK, WRITE, Event
-from .run import judge_node, run
+from .run import has_bodies, judge_node, run
 from .states import SECTOR, Model, crash_states
 from .trace import available, read_trace
 from .verify import Expected, judge, judge_notes
 from .wal import Story
-from .workload import CONFIG, body
+from .workload import CONFIG, Script, body
 
 
 def after(*events: Event) -> Model:
@@ -167,6 +167,23 @@ async def test_where_they_do_not_agree_is_said(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(agree, "image_of", image_of)
     assert [one.split(":")[1] for one in await look()] == [" commit", " log", " floor"]
+
+
+def test_what_lies_beside_the_rows_is_drawn_apart_from_all_else(tmp_path: Path) -> None:
+    """A seed of before goes through the same steps."""
+    scripts = [Script(tmp_path, seed, -1) for seed in range(20)]
+    assert {script.beside for script in scripts} == {False, True}
+    assert [script.draw.random() for script in scripts] == [random.Random(seed).random() for seed in range(20)]
+    assert has_bodies({"payloads": None, "payloads/gen-0000000001/bodies": b"x"})
+    assert not has_bodies({"payloads/gen-0000000001/bodies": b"", "payloads/gen-0000000001/data.mdb": b"x"})
+
+
+@pytest.mark.skipif(not available(), reason="no strace that may trace: not run")
+@pytest.mark.long
+def test_crash_states_with_large_bodies_beside_the_rows() -> None:
+    found = run(states=60, wal_states=0, seed=901, steps=8, around="payloads/")
+    assert found.node_states == 60 and found.violations == [] and found.door_differs == []
+    assert found.with_bodies > 20
 
 
 @pytest.mark.skipif(not available(), reason="no strace that may trace: not run")

@@ -1,8 +1,8 @@
 """A node's life in a few seconds, run under strace: ``python -m tests.crash.workload DIRECTORY SEED STEPS [EVENTS]``.
 
 Appends of all sizes, truncations, snapshots, migrations, groups that come and go, system groups whose rings wrap, and
-a restart in the middle. What it is about to do and what is done it writes to DIRECTORY.marks, one JSON object a line:
-both are part of the trace.
+a restart in the middle; with some seeds large bodies of generations lie in files beside LMDB. What it is about to do
+and what is done it writes to DIRECTORY.marks, one JSON object a line: both are part of the trace.
 With EVENTS the disk door records too, as `recorder` does it, into that file.
 """
 
@@ -14,6 +14,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import trio
 from logyard.engine.config import SystemConfig
 from logyard.engine.disk.door import Disk
 from logyard.machines.log import AppendLog
+from logyard.payloads.layout import BESIDE_BYTES
 from logyard.service import embedded, node
 from tests.inside import engine_of
 from tests.notes import KIND, NAME, SLOTS, Notes
@@ -60,6 +62,10 @@ class Script:
         """Only appends and notes, until something is full."""
         self.noted = ""
         """The system group that there is."""
+        self.own = random.Random(f"{seed} bodies")
+        """Of what came later than the seeds that are to be run again."""
+        self.beside = self.own.random() < 0.5
+        """With a file for large bodies beside the rows of each generation."""
 
     def mark(self, **what: object) -> None:
         """A line among the marks, in one write."""
@@ -67,12 +73,16 @@ class Script:
 
     async def life(self, steps: int) -> None:
         """Open, do `steps` things, close."""
-        async with embedded.open_system(self.path, CONFIG, machines=MACHINES) as system:
+        config = replace(CONFIG, generation_files=int(self.beside))
+        moved = self.own.randrange(steps) if self.beside else steps
+        async with embedded.open_system(self.path, config, machines=MACHINES) as system:
             logs: dict[str, embedded.EmbeddedLog] = {}
             for name in list(self.ends):
                 logs[name] = await system.start_group(name, AppendLog())
-            for _ in range(steps):
+            for number in range(steps):
                 await self.step(system, logs)
+                if number == moved:
+                    await self.move(system, logs)
 
     async def step(self, system: embedded.EmbeddedSystem, logs: dict[str, embedded.EmbeddedLog]) -> None:
         """One thing."""
@@ -111,6 +121,14 @@ class Script:
             async with trio.open_nursery() as nursery:
                 for one in self.draw.sample(sorted(logs), self.draw.randint(1, 2)):
                     nursery.start_soon(self.append, one, logs[one])
+
+    async def move(self, system: embedded.EmbeddedSystem, logs: dict[str, embedded.EmbeddedLog]) -> None:
+        """Have a large body come to lie in a generation."""
+        while len(body(self.number + 1)) < BESIDE_BYTES:
+            self.number += 1
+        name = self.own.choice(sorted(logs))
+        await self.append(name, logs[name])
+        await system.compact()
 
     async def note(self, system: embedded.EmbeddedSystem) -> None:
         """Some commands of a system group, whose WAL file may be full by then; now and then the group is another."""

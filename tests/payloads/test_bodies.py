@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from logyard.payloads import layout
@@ -58,8 +59,18 @@ class Watched(Door):
         self._do("sync")
         super().datasync(fd)
 
+    def revalidate(self, path: str) -> None:
+        self._do("revalidate")
+        super().revalidate(path)
+
+    def open_direct(self, path: str) -> int:
+        self._do("open")
+        return super().open_direct(path)
+
     def step(self, name: str, size: int) -> None:
         self.done.append(name)
+        if self.fails is not None and self.fails[0] == name:
+            raise lmdb.DiskError(os.strerror(self.fails[1]))
 
 
 def generation(path: Path, door: Door | None = None) -> Generation:
@@ -224,3 +235,170 @@ def test_a_small_unit_costs_no_row_more() -> None:
     assert not layout.is_beside(BESIDE_BYTES - 1, layout.BESIDE) and not layout.is_beside(MIB, layout.FORMAT)
     for length in range(0, 3 * PIECE_BYTES, 50_021):
         assert sum(layout.piece_lengths(length, layout.BESIDE)) == length
+
+
+END_ROW = layout.own_key(layout.BODIES)
+
+
+def rows_of(path: Path) -> dict[bytes, bytes]:
+    """Every row of a closed generation."""
+    env = lmdb.open(str(path), readonly=True, lock=False)
+    with env.begin() as txn:
+        rows = dict(txn.cursor())
+    env.close()
+    return rows
+
+
+def set_row(path: Path, key: bytes, value: bytes | None) -> None:
+    """Put a row of a closed generation as damage would, or take it away."""
+    env = lmdb.open(str(path), map_size=CONFIG.map_bytes)
+    with env.begin(write=True) as txn:
+        if value is None:
+            assert txn.delete(key)
+        else:
+            txn.put(key, value)
+    env.close()
+
+
+def reopened(path: Path) -> Generation:
+    found = Generation(str(path), 1, CONFIG, None, Door())
+    found.open_writer()
+    return found
+
+
+@pytest.mark.parametrize("lost", ["gone", "damaged", "an older one"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_lost_end_row_overwrites_nothing_that_lives(tmp_path: Path, lost: str, cut: bool) -> None:
+    made_ = generation(tmp_path)
+    path = Path(made_.path)
+    first = [made(1, index, [100, 60_000]) for index in range(1, 20)]
+    assert made_.write_entries(1, [entry.row() for entry in first[:5]], 1).entries == 5
+    made_.close()
+    older = rows_of(path)[END_ROW]
+    made_ = reopened(path)
+    assert made_.write_entries(2, [entry.row() for entry in first[5:]], 2).entries == 14
+    made_.close()
+    whole = rows_of(path)[END_ROW]
+    set_row(path, END_ROW, {"gone": None, "damaged": whole[:-1] + b"\x7f", "an older one": older}[lost])
+    size = os.path.getsize(path / NAME)
+    if cut:
+        # What the last rows name is not there any more: it is damage, and stays damage of those.
+        os.truncate(path / NAME, size - 65_536)
+    made_ = reopened(path)
+    more = [made(2, index, [100, 60_000]) for index in range(1, 9)]
+    assert made_.write_entries(3, [entry.row() for entry in more], 3).entries == 8
+    for run, entry in [(1 if entry.index < 6 else 2, entry) for entry in first[: -2 if cut else None]]:
+        assert made_.read_unit(run, 1, entry.index, 1) == entry.units[1][0], entry.index
+    for entry in more:
+        assert made_.read_unit(3, 2, entry.index, 1) == entry.units[1][0]
+    measured = made_.measure()
+    assert measured.bad == ({(2, 1, 18), (2, 1, 19)} if cut else set())
+    made_.close()
+    assert layout.END_ROW.unpack(rows_of(path)[END_ROW][layout.HASH_BYTES :])[0] >= size + 8 * 60_000
+
+
+def test_without_an_end_row_bytes_that_no_row_names_are_kept_too(tmp_path: Path) -> None:
+    """What lost the end row may have lost rows beside it, which a walk does not see."""
+    made_ = generation(tmp_path)
+    path = Path(made_.path)
+    assert made_.write_entries(1, [made(1, index, [100, 60_000]).row() for index in range(1, 9)], 1).entries == 8
+    made_.close()
+    places = [key for key, value in rows_of(path).items() if len(value) == layout.PLACE_ROW.size]
+    for key in (END_ROW, *places[4:]):
+        set_row(path, key, None)
+    before = (path / NAME).read_bytes()
+    made_ = reopened(path)
+    assert made_.write_entries(2, [made(2, 1, [100, 60_000]).row()], 2).entries == 1
+    made_.close()
+    assert (path / NAME).read_bytes()[: len(before)] == before
+
+
+def test_a_row_that_names_what_can_not_be_is_no_end(tmp_path: Path) -> None:
+    made_ = generation(tmp_path)
+    path = Path(made_.path)
+    assert made_.write_entries(1, [made(1, index, [100, 60_000]).row() for index in range(1, 4)], 1).entries == 3
+    made_.close()
+    size = os.path.getsize(path / NAME)
+    key, value = next(one for one in rows_of(path).items() if len(one[1]) == layout.PLACE_ROW.size)
+    set_row(path, key, value[: layout.PIECE_ROW.size] + (1 << 60).to_bytes(8, "little"))
+    set_row(path, END_ROW, None)
+    made_ = reopened(path)
+    assert made_.write_entries(2, [made(2, 1, [100, 60_000]).row()], 2).entries == 1
+    assert made_.measure().bad == {(1, 1, 1)}
+    made_.close()
+    assert os.path.getsize(path / NAME) < size + 70_000
+
+
+def test_a_crash_leaves_bytes_that_are_written_over(tmp_path: Path) -> None:
+    made_ = generation(tmp_path)
+    path = Path(made_.path)
+    assert made_.write_entries(1, [made(1, 1, [100, 60_000]).row()], 1).entries == 1
+    made_.close()
+    size = os.path.getsize(path / NAME)
+    with (path / NAME).open("ab") as file:
+        file.write(bytes(100_000))
+    made_ = reopened(path)
+    assert made_.write_entries(2, [made(2, 1, [100, 60_000]).row()], 2).entries == 1
+    made_.close()
+    assert layout.END_ROW.unpack(rows_of(path)[END_ROW][layout.HASH_BYTES :])[0] == size + 60_000
+
+
+def test_the_end_row_is_there_from_the_beginning_and_its_lack_is_damage(tmp_path: Path) -> None:
+    made_ = generation(tmp_path)
+    made_.close()
+    path = Path(made_.path)
+    assert layout.END_ROW.unpack(rows_of(path)[END_ROW][layout.HASH_BYTES :]) == (0,)
+    made_ = reopened(path)
+    assert made_.write_entries(1, [made(1, 1, [100, 60_000]).row()], 1).entries == 1 and not made_.measure().damage
+    made_.close()
+    set_row(path, END_ROW, None)
+    made_ = Generation(str(path), 1, CONFIG)
+    made_.open_reader()
+    assert made_.read_unit(1, 1, 1, 1) == made(1, 1, [100, 60_000]).units[1][0], "it says nothing to those who read"
+    measured = made_.measure()
+    assert measured.bad == {(0, 0, 0)} and "lacks the row" in measured.damage[0]
+    made_.close()
+
+
+def places(path: Path) -> dict[tuple[int, int], int]:
+    """Where the pieces of a closed generation begin, by (uid, index)."""
+    found = {}
+    for key, value in rows_of(path).items():
+        placed = layout.parse_place(str(path), key, memoryview(value), layout.BESIDE) if key >= FIRST else None
+        if placed is not None and layout.KEY.unpack(key)[4]:
+            found[layout.KEY.unpack(key)[1:3]] = placed[1]
+    return found
+
+
+FIRST = layout.KEY.pack(layout.OWN + 1, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("what", ["write", "sync", "before commit"])
+def test_after_a_failure_the_file_is_read_anew_and_goes_on_where_what_is_committed_ends(
+    tmp_path: Path, what: str
+) -> None:
+    door = Watched()
+    made_ = generation(tmp_path, door)
+    first, second = [made(uid, 1, [100, 60_000]) for uid in (1, 2)]
+    assert made_.write_entries(1, [first.row()], 1).entries == 1
+    door.fails = (what, errno.EIO)
+    with pytest.raises((GenerationFailed, StoreFull)):
+        made_.write_entries(2, [second.row()], 2, step=door.step)
+    assert made_.read_unit(1, 1, 1, 1) == first.units[1][0], "who reads goes on"
+    for still in ("revalidate", "open"):
+        door.fails = (still, errno.EIO)
+        door.done.clear()
+        with pytest.raises(GenerationFailed):
+            made_.write_entries(2, [second.row()], 2)
+        assert door.done[-1] == still, "nothing is written while the disk fails"
+    door.fails = None
+    door.done.clear()
+    assert made_.write_entries(2, [second.row()], 2).entries == 1
+    assert door.done == ["revalidate", "open", "write", "sync"], "before anything is written"
+    third = made(3, 1, [100, 60_000])
+    assert made_.write_entries(3, [third.row()], 3).entries == 1 and door.done.count("revalidate") == 1
+    for run, entry in enumerate((first, second, third), 1):
+        assert made_.read_unit(run, entry.uid, 1, 1) == entry.units[1][0]
+    assert not made_.measure().damage
+    made_.close()
+    assert places(Path(made_.path)) == {(1, 1): 0, (2, 1): 61_440, (3, 1): 122_880}

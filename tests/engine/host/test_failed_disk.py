@@ -127,10 +127,11 @@ async def test_a_disk_that_still_fails_is_not_started_on(tmp_path: Path) -> None
         assert len(await c.read(1)) == 3
 
 
-async def test_after_a_failure_everything_is_read_from_the_disk_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [0, 1])
+async def test_after_a_failure_everything_is_read_from_the_disk_again(tmp_path: Path, beside: int) -> None:
     disk = FaultyDisk()
-    async with cluster(tmp_path, 1, disks={1: disk}) as c:
-        await c.fill(1, 3, 10 * KIB)
+    async with cluster(tmp_path, 1, disks={1: disk}, generation_files=beside) as c:
+        await c.fill(1, 3, 20 * KIB)
         await c.nodes[1].compact()
         await c.restart(1)
         seen = {str(call.target).rsplit(".", 1)[-1] for call in disk.calls if call.name == "revalidate"}
@@ -141,7 +142,7 @@ async def test_after_a_failure_everything_is_read_from_the_disk_again(tmp_path: 
         await until(lambda: 1 in c.failures)
         await c.restart(1)
         seen = {str(call.target).rsplit(".", 1)[-1] for call in disk.calls if call.name == "revalidate"}
-        assert seen == {"wal", "mdb", "seg"}
+        assert {kind.rsplit("/", 1)[-1] for kind in seen} == {"wal", "mdb", "seg", *["bodies"] * beside}
 
 
 async def test_a_failing_meta_store_ends_the_node_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,13 +203,15 @@ def test_only_the_newest_files_of_the_log_are_read_anew_unless_the_last_process_
     (tmp_path / "wal").mkdir()
     for name in ("1.wal", "2.wal", "3.wal", "probe.tmp"):
         (tmp_path / "wal" / name).touch()
-    (tmp_path / "data.mdb").touch()
+    (tmp_path / "gen-0000000001").mkdir()
+    for name in ("data.mdb", "bodies", "sealed"):
+        (tmp_path / "gen-0000000001" / name).touch()
     revalidate(disk, tmp_path)
     assert read == ["2.wal", "3.wal"]
     (tmp_path / MARK).touch()
     read.clear()
     revalidate(disk, tmp_path)
-    assert sorted(read) == ["1.wal", "2.wal", "3.wal", "data.mdb"]
+    assert sorted(read) == ["1.wal", "2.wal", "3.wal", "bodies", "data.mdb"]
 
     def fails(path: str) -> None:
         raise OSError("it fails still")

@@ -72,6 +72,39 @@ async def test_damaged_payloads_come_from_peers(tmp_path: Path, place: str, numb
         assert not status["findings"]
 
 
+class StalePages(Disk):
+    """A page cache that still has what the disk has not: the next that is forgotten of a file shows its damage."""
+
+    __slots__ = ("damage",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.damage: dict[str, tuple[int, bytes]] = {}
+
+    def forget_pages(self, fd: int, offset: int, length: int) -> None:
+        at, data = self.damage.get(path := os.readlink(f"/proc/self/fd/{fd}"), (-1, b""))
+        if data and offset <= at < offset + length:
+            Path(path).write_bytes(data)
+            del self.damage[path]
+        super().forget_pages(fd, offset, length)
+
+
+async def test_large_bodies_are_verified_as_the_disk_has_them(tmp_path: Path) -> None:
+    disk = StalePages()
+    async with cluster(tmp_path, disks={3: disk}, payload_cache_bytes=0, generation_files=1) as c:
+        bodies = await filled(c)
+        await c.nodes[3].compact()
+        (path,) = (c.path / "node-3" / "payloads").glob("gen-*/bodies")
+        good = path.read_bytes()
+        at = good.index(bodies[3])
+        disk.damage[str(path.resolve())] = (at, good[:at] + bytes(100) + good[at + 100 :])
+        status = await scrubbed(c, 3)
+        assert status["last"]["generation"]["found"] == status["last"]["generation"]["repaired"] == 1, status
+        assert not disk.damage and not status["left"]
+        c.partition(3)
+        await all_read(c, 3, bodies)
+
+
 def segment_of(c: Cluster, number: int) -> Path:
     (path,) = (c.path / f"node-{number}" / "segments").glob("*.seg")
     return path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -455,6 +457,7 @@ class Generations:
         self.path.write_bytes(bytes(3 << 20))
         self.says = says
         self.failed: list[Any] = []
+        self.verified: Callable[[], object] = lambda: None
         self.there = [SimpleNamespace(id=4)]
 
     def generations(self) -> list[Any]:
@@ -463,7 +466,11 @@ class Generations:
     def data_file(self, number: int) -> str:
         return str(self.path)
 
+    def bodies_file(self, number: int) -> str:
+        return str(self.path.with_name("bodies"))
+
     async def verify(self, number: int) -> tuple[list[tuple[int, int]], str]:
+        self.verified()
         return self.says
 
     def at_home(self, number: int) -> list[tuple[int, int, int]]:
@@ -473,11 +480,11 @@ class Generations:
         self.failed.append((number, reason))
 
 
-async def generation_pass(rig: Rig, store: Any) -> list[str]:
+async def generation_pass(rig: Rig, store: Any, disk: Disk | None = None) -> list[str]:
     owed: list[str] = []
     books: Any = SimpleNamespace(owe_store=lambda: owed.append("owed"))
     groups = scrub_walks.Groups(rig.members, rig.members.get, lambda uid: None)
-    await scrub_walks.GenerationWalk(Disk(), store, books, groups, rig.findings.read, rig.repairs).run()
+    await scrub_walks.GenerationWalk(disk or Disk(), store, books, groups, rig.findings.read, rig.repairs).run()
     return owed
 
 
@@ -487,6 +494,44 @@ async def test_damaged_entries_of_a_generation_come_from_peers(tmp_path: Path) -
     assert not await generation_pass(rig, store)
     assert rig.asked == [("lose", 7, 3, 4), ("lose", 8, 2, 2)] and not store.failed
     assert rig.findings.counts["generation"]["bytes"] == 3 << 20
+
+
+class Reading(Disk):
+    """Notes what is forgotten and read of a file of large bodies, whose second MiB can't be read."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[str, int]] = []
+
+    def _is_bodies(self, fd: int) -> bool:
+        return os.readlink(f"/proc/self/fd/{fd}").endswith("bodies")
+
+    def forget_pages(self, fd: int, offset: int, length: int) -> None:
+        super().forget_pages(fd, offset, length)
+        if self._is_bodies(fd):
+            assert length == 1 << 20
+            self.done.append(("forget", offset))
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        if self._is_bodies(fd):
+            self.done.append(("read", offset))
+            if offset == 1 << 20:
+                raise OSError(errno.EIO, "a block can't be read")
+        return super().read(fd, length, offset)
+
+
+async def test_large_bodies_are_read_from_the_disk_before_they_are_verified(tmp_path: Path) -> None:
+    rig, disk = Rig(a_member()), Reading()
+    store = Generations(tmp_path / "data", ([(7, 3)], ""))
+    (tmp_path / "bodies").write_bytes(bytes((2 << 20) + 5))
+    store.verified = lambda: disk.done.append(("verify", 0))
+    assert not await generation_pass(rig, store, disk)
+    each = [(what, at << 20) for at in range(3) for what in ("forget", "read")]
+    assert disk.done == [*each, ("verify", 0)]
+    assert not store.failed and rig.asked == [("lose", 7, 3, 3)], "what can't be read is damage of its entry alone"
+    assert rig.findings.counts["generation"]["bytes"] == (3 << 20) + (1 << 20) + 5
 
 
 async def test_a_generation_of_which_nothing_can_be_trusted_is_failed(tmp_path: Path) -> None:
