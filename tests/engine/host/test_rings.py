@@ -506,19 +506,23 @@ async def test_a_ring_that_can_not_be_made_or_written_costs_nobody_else(tmp_path
         await note(c, 1, *said(4, 5))
         await c.roll(1)
         assert inside(member) and inside(member)[-1] == member.flushed, "the next time it is made, and written"
+        assert disk.renamed == (2 if step in ("sync_directory", "datasync") else 1), (
+            "anew, if nobody knows what is there"
+        )
         await c.restart(1)
         await c.applied(NAME)
         assert notes(c, 1) == said(1, 5)
 
 
 class RingFaults(Disk):
-    """Fails one call about a ring."""
+    """Fails one call about a ring; counts those that were made."""
 
-    __slots__ = ("plan",)
+    __slots__ = ("plan", "renamed")
 
     def __init__(self) -> None:
         super().__init__()
         self.plan: tuple[str, int] | None = None
+        self.renamed = 0
 
     def fail_ring(self, step: str, code: int) -> None:
         self.plan = (step, code)
@@ -553,10 +557,54 @@ class RingFaults(Disk):
     def rename(self, old: str, new: str) -> None:
         self._enter("rename", old)
         super().rename(old, new)
+        self.renamed += "rings" in old
+
+    def unlink(self, path: str) -> None:
+        self._enter("unlink", path)
+        super().unlink(path)
 
     def sync_directory(self, path: str) -> None:
         self._enter("sync_directory", path)
         super().sync_directory(path)
+
+
+async def test_a_ring_that_is_there_and_never_had_a_run_is_made_anew(tmp_path: Path) -> None:
+    """A crash between its name and the sync of the directory: the next power cut may take the name."""
+    disk = RingFaults()
+    async with noted(tmp_path, 1, disks={1: disk}) as c:
+        await note(c, 1, *said(1, 3))
+        disk.fail_ring("sync_directory", errno.EIO)
+        await c.roll(1)
+        path = ring_path(c, 1, c.member(1, NAME).uid)
+        before = path.stat().st_ino
+        await c.restart(1)
+        await c.applied(NAME)
+        await note(c, 1, *said(4, 5))
+        await c.roll(1)
+        assert c.member(1, NAME).ring_runs and path.stat().st_ino != before
+        anew = path.stat().st_ino
+        await c.restart(1)
+        await c.applied(NAME)
+        await note(c, 1, *said(6, 7))
+        await c.roll(1)
+        assert path.stat().st_ino == anew and notes(c, 1) == said(1, 7), "a row names it"
+
+
+async def test_a_ring_that_can_not_be_removed_stays_until_a_start(tmp_path: Path) -> None:
+    disk = RingFaults()
+    async with noted(tmp_path, 1, disks={1: disk}) as c:
+        await filled(c)
+        path = Path(ring_of(c, 1).path)
+        disk.fail_ring("unlink", errno.EIO)
+        await c.nodes[1].delete_group(NAME)
+        await until(lambda: not disk.plan, "its removal fails")
+        await c.create(NAME, machine=KIND)
+        await note(c, 1, b"new")
+        await c.roll(1)
+        assert path.exists() and c.member(1, NAME).ring_runs and not c.failures
+        await c.restart(1)
+        await c.applied(NAME)
+        assert not path.exists() and notes(c, 1) == [b"new"]
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["no ring yet", "a ring"])
