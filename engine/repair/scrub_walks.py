@@ -484,7 +484,7 @@ class RingWalk:
                 reader = await trio.to_thread.run_sync(self._open, uid)
             except (OSError, LogyardError) as error:
                 _check_damage(error)
-                bad = {runs[0].first: Corrupt.told(str(error)), runs[-1].last: Corrupt.told(str(error))}
+                bad = {index: Corrupt.told(str(error)) for index in (runs[0].first, runs[-1].last)}
             else:
                 try:
                     bad = await self._renewed(member, runs, reader)
@@ -493,7 +493,7 @@ class RingWalk:
         if bad:
             self._repairs.mend("ring", member, bad[min(bad)], min(bad), max(bad))
 
-    async def _renewed(self, member: Member, runs: Sequence[RingRun], reader: RingReader) -> Mapping[int, Corrupt]:
+    async def _renewed(self, member: Member, runs: Sequence[RingRun], reader: RingReader) -> dict[int, Corrupt]:
         """Write headers and heads anew from their other copies; return what is bad, by index."""
         torn: list[Entry] = []
         bad: dict[int, Corrupt] = {}

@@ -266,6 +266,42 @@ async def test_a_crash_behind_slots_of_an_overwritten_tail(tmp_path: Path, monke
         assert notes(c, 1) == [*said(1, 4), b"other"] and c.member(1, NAME).raft.mend is None
 
 
+@pytest.mark.parametrize("hurt", ["gone", "no head", "slots"])
+async def test_a_ring_of_which_the_wal_voids_all_is_needed_by_nobody(
+    tmp_path: Path, hurt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row names the old tail alone: what is below it went with the snapshot."""
+    async with noted(tmp_path) as c:
+        await filled(c, last=4)
+        await c.nodes[1].snapshot()
+        old, first = c.member(1, NAME), c.member(1, NAME).raft.log.last_index + 1
+        assert old.raft.log.snapshot_index == first - 1
+        c.partition(1)
+        for number in range(4):
+            c.system(1).replicas.commands.queue_own(old, f"never {number}")
+            await until(lambda number=number: old.raft.log.stable == first + number, "it has it on disk")
+        await c.roll(1)
+        assert old.ring == [RingRun(first, first + 3, old.raft.term)]
+        await note(c, await c.leader(NAME, [2, 3]), b"other")
+        c.network.heal()
+        await c.applied(NAME)
+        await until(lambda: old.raft.log.stable == old.raft.log.last_index, "so is what took their place")
+        path, shape = ring_path(c, 1, old.uid), ring_of(c, 1).geometry
+        await died_behind_the_slots(c, monkeypatch)
+        if hurt == "gone":
+            path.unlink()
+        else:
+            spoil(path, 0 if hurt == "no head" else shape.slot_at(first), bytes(2 * BLOCK))
+        assert not complaints(tmp_path)
+        await c.start(1)
+        await c.applied(NAME)
+        assert notes(c, 1) == [*said(1, 4), b"other"] and c.member(1, NAME).raft.mend is None
+        await c.roll(1)
+        await c.restart(1)
+        await c.applied(NAME)
+        assert notes(c, 1) == [*said(1, 4), b"other"] and c.member(1, NAME).raft.mend is None
+
+
 async def test_a_command_above_the_slot_lies_in_a_shared_segment(tmp_path: Path) -> None:
     large = b"L" * (5 * 1024)
     async with noted(tmp_path) as c:
