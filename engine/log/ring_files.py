@@ -2,9 +2,10 @@
 
 Invariant: a job writes free slots only. A slot is free when no row that a start may find names another entry of it, and
 `Member.ring` has all that such rows name: it grows when a job is done, and shrinks from below only after the commit
-that says so, which `plan` makes when it needs the slots. One descriptor a group, opened by its first reader. All calls
-on the loop; of a group that is gone, readers are closed. Called by `segment_files`, `segment_writer`, readers, and by a
-start.
+that says so, which `plan` makes when it needs the slots. A ring that no row names and that was not made by a job of
+this life is made anew before it gets a run: its name may not be durable, though it is there. One descriptor a group,
+opened by its first reader. All calls on the loop; of a group that is gone, readers are closed. Called by
+`segment_files`, `segment_writer`, readers, and by a start.
 """
 
 from __future__ import annotations
@@ -37,6 +38,15 @@ class Planned(NamedTuple):
     job: RingJob
 
 
+class Shape(NamedTuple):
+    """What a member's ring is like, `make`: once it is made; no geometry where it can't be written now, and `why` that
+    is for people to know."""
+
+    geometry: Geometry | None
+    make: bool = False
+    why: str = ""
+
+
 class RingFiles:
     """One node's, in `directory`. New rings have this `geometry`; `commit` stores rows of members, `raise_format` says
     in the store that there are rings."""
@@ -59,6 +69,8 @@ class RingFiles:
         self._commit = commit
         self._raise_format = raise_format
         self._readers: dict[int, RingReader] = {}
+        # Groups whose ring is durable under its name: a row has named it, or a job of this life made it.
+        self._named: set[int] = set()
 
     def path(self, uid: int) -> Path:
         """Return where a group's ring lies."""
@@ -86,7 +98,7 @@ class RingFiles:
             uid = uid_of(name)
             if name.endswith(".tmp") or (uid and not is_known(uid)):
                 self.close_one(uid)
-                self._disk.unlink(str(self._directory / name))
+                self._unlink(self._directory / name)
 
     def reader(self, uid: int) -> RingReader:
         """Return a group's ring, open. Raises `Corrupt`, `Busy`, and `WrongIdentity` for a newer format."""
@@ -107,41 +119,57 @@ class RingFiles:
     async def plan(self, latest: Mapping[int, Sequence[Entry]]) -> list[Planned]:
         """Return what rings take of a sealed file, of which `latest` are each group's last writes; the rest is for the
         segment."""
-        found: list[Planned] = []
+        makes = False
         for uid, entries in latest.items():
-            member = self._members.get(uid)
-            if member is None or not member.spec.is_system or member.damaged or member.raft.stopped:
+            member = self._taking(uid)
+            if member is None:
                 continue
-            geometry, make = self._geometry(member)
-            if geometry is None:
-                self.refused += len(entries)
-                continue
-            wanted = _wanted(member, entries, geometry)
-            if any(not _is_free(member, entry.index, geometry) for entry in wanted):
+            geometry, make, _ = self._shape(member)
+            wanted = _wanted(member, entries, geometry) if geometry is not None else []
+            makes = makes or (make and bool(wanted))
+            if geometry is not None and any(not _is_free(member, entry.index, geometry) for entry in wanted):
                 await self._free(member)
-                # It may have gone meanwhile, or its log be another.
-                wanted = _wanted(member, entries, geometry) if self._members.get(uid) is member else []
-            free = [entry for entry in wanted if _is_free(member, entry.index, geometry)]
-            self.refused += len(wanted) - len(free)
-            if free:
-                if make:
-                    await self._raise_format(DIRECTORY_FORMAT)
-                job = RingJob(uid, str(self.path(uid)), *geometry, make, tuple(_runs(free)))
-                found.append(Planned(member, job))
-        return found
+        if makes:
+            await self._raise_format(DIRECTORY_FORMAT)
+        # While that was stored, groups may have gone, or their logs and rings be others: all is decided now, at once.
+        found = [self._decide(uid, entries, makes) for uid, entries in latest.items()]
+        return [one for one in found if one is not None]
 
-    def _geometry(self, member: Member) -> tuple[Geometry | None, bool]:
-        """Return a ring's shape, None where it can't be written now, and whether it is to be made."""
+    def _decide(self, uid: int, entries: Sequence[Entry], may_make: bool) -> Planned | None:
+        """Return what a group's ring is to take now, without waiting for anything."""
+        member = self._taking(uid)
+        if member is None:
+            return None
+        geometry, make, why = self._shape(member)
+        if why:
+            log.error("group %s: its ring can't be used: %s", member.spec.name, why)
+        if geometry is None or (make and not may_make):
+            self.refused += len(entries)
+            return None
+        wanted = _wanted(member, entries, geometry)
+        free = [entry for entry in wanted if _is_free(member, entry.index, geometry)]
+        self.refused += len(wanted) - len(free)
+        return Planned(member, RingJob(uid, str(self.path(uid)), *geometry, make, tuple(_runs(free)))) if free else None
+
+    def _taking(self, uid: int) -> Member | None:
+        """Return a member whose ring takes entries."""
+        member = self._members.get(uid)
+        if member is None or not member.spec.is_system or member.damaged or member.raft.stopped:
+            return None
+        return member
+
+    def _shape(self, member: Member) -> Shape:
+        """Return what a member's ring is like, and whether it is to be made."""
+        if member.ring:
+            self._named.add(member.uid)
         try:
-            return self.reader(member.uid).geometry, False
+            geometry = self.reader(member.uid).geometry
         except Busy:
-            return None, False
+            return Shape(None)
         except LogyardError as error:
-            if member.ring:
-                # A new file would have nothing of what a row names.
-                log.error("group %s: its ring can't be used: %s", member.spec.name, error)
-                return None, False
-        return self.geometry, True
+            # A new file would have nothing of what a row names.
+            return Shape(None, why=str(error)) if member.ring else Shape(self.geometry, make=True)
+        return Shape(geometry) if member.uid in self._named else Shape(self.geometry, make=True)
 
     async def _free(self, member: Member) -> None:
         """Have the row say that the log begins where it does, so that what is below is needed no more."""
@@ -157,6 +185,8 @@ class RingFiles:
             uid = job.uid
             if job.make:
                 self.close_one(uid)
+                if uid not in failed:
+                    self._named.add(uid)
             if self._members.get(uid) is not member:
                 # It went while the job ran, and no row names anything of its ring.
                 self.remove(uid)
@@ -170,7 +200,16 @@ class RingFiles:
     def remove(self, uid: int) -> None:
         """Remove the ring of a group that is gone. What is left of it by a crash goes with the next start."""
         self.close_one(uid)
-        self._disk.unlink(str(self.path(uid)))
+        self._named.discard(uid)
+        self._unlink(self.path(uid))
+
+    def _unlink(self, path: Path) -> None:
+        """Remove a file that nobody needs; what can't be removed costs nobody else anything, and a start tries
+        again."""
+        try:
+            self._disk.unlink(str(path))
+        except OSError as error:
+            log.warning("%s can't be removed: %s", path, error)
 
     def close_one(self, uid: int) -> None:
         """Close a group's ring: who reads next opens it again."""

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import trio
 
-from logyard.protocol.errors import Corrupt, LogyardError
+from logyard.protocol.errors import Busy, Corrupt, LogyardError
 
 from ..disk.door import Disk, is_damage
 from ..entry import Entry, Unit, unit_hash, units_of
@@ -443,12 +443,15 @@ class RingWalk:
 
     async def _ring(self, uid: int) -> None:
         try:
-            reader = await trio.to_thread.run_sync(self._open, uid)
+            sound = await self._is_sound(uid)
         except (OSError, LogyardError) as error:
-            if isinstance(error, OSError) and not is_damage(error):
-                raise
-            self._lost(uid, str(error))
-            return
+            _check_damage(error)
+            sound = False
+        if not sound:
+            await self._hurt(uid)
+
+    async def _is_sound(self, uid: int) -> bool:
+        reader = await trio.to_thread.run_sync(self._open, uid)
         try:
             sound = reader.heads == 2
             for first, last, term in self._runs(uid):
@@ -457,8 +460,7 @@ class RingWalk:
                     seen = await trio.to_thread.run_sync(reader.verify, at, stop, term)
                     sound = sound and not seen.torn and not seen.bad
                     await self._read("ring", (stop - at + 1) * reader.geometry.slot_bytes)
-            if not sound:
-                await self._hurt(uid, reader)
+            return sound
         finally:
             reader.close()
 
@@ -472,28 +474,46 @@ class RingWalk:
         reader.forget_pages()
         return reader
 
-    async def _hurt(self, uid: int, reader: RingReader) -> None:
-        """Look again while nothing is written: headers of which the other copy is good are written anew, and who needs
-        a slot that is bad is mended."""
-        torn: list[Entry] = []
-        bad: dict[int, Corrupt] = {}
+    async def _hurt(self, uid: int) -> None:
+        """Look again while nothing is written, at the file that is there now: what was read may have been written over
+        meanwhile, and the file have gone or be another. Headers of which the other copy is good are written anew, and
+        who needs a slot that is bad is mended."""
         async with self._resting:
-            member = self._members.get(uid)
-            for first, last, term in self._runs(uid):
-                seen = await trio.to_thread.run_sync(reader.verify, first, last, term)
-                torn += seen.torn
-                bad |= seen.bad
-            if member is not None and (torn or reader.heads < 2):
-                await trio.to_thread.run_sync(write_heads, self._disk, reader.path, uid, reader.geometry, torn)
-                text = f"{reader.path}: {len(torn)} headers, {2 - reader.heads} heads; written anew from the other copy"
-                self._repairs.found("ring", member.spec.name, text, always)
-        if member is not None and bad:
+            member, runs = self._members.get(uid), self._runs(uid)
+            if member is None or not runs:
+                return
+            try:
+                reader = await trio.to_thread.run_sync(self._open, uid)
+            except (OSError, LogyardError) as error:
+                _check_damage(error)
+                bad = {index: Corrupt.told(str(error)) for index in (runs[0].first, runs[-1].last)}
+            else:
+                try:
+                    bad = await self._renewed(member, runs, reader)
+                finally:
+                    reader.close()
+        if bad:
             self._repairs.mend("ring", member, bad[min(bad)], min(bad), max(bad))
 
-    def _lost(self, uid: int, reason: str) -> None:
-        member, runs = self._members.get(uid), self._runs(uid)
-        if member is not None and runs:
-            self._repairs.mend("ring", member, Corrupt.told(reason), runs[0].first, runs[-1].last)
+    async def _renewed(self, member: Member, runs: Sequence[RingRun], reader: RingReader) -> dict[int, Corrupt]:
+        """Write headers and heads anew from their other copies; return what is bad, by index."""
+        torn: list[Entry] = []
+        bad: dict[int, Corrupt] = {}
+        for first, last, term in runs:
+            seen = await trio.to_thread.run_sync(reader.verify, first, last, term)
+            torn += seen.torn
+            bad |= seen.bad
+        if torn or reader.heads < 2:
+            await trio.to_thread.run_sync(write_heads, self._disk, reader.path, reader.uid, reader.geometry, torn)
+            text = f"{reader.path}: {len(torn)} headers, {2 - reader.heads} heads; written anew from the other copy"
+            self._repairs.found("ring", member.spec.name, text, always)
+        return bad
+
+
+def _check_damage(error: Exception) -> None:
+    """Raise what says nothing of a file: it is met again later."""
+    if isinstance(error, Busy) or (isinstance(error, OSError) and not is_damage(error)):
+        raise error
 
 
 class WalWalk:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from logyard.engine.disk.door import Disk
 from logyard.engine.entry import Entry
-from logyard.engine.log.meta_rows import RingRun
+from logyard.engine.log.meta_rows import RingRun, runs_above
 from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
 from logyard.engine.log.ring import FOLDER, RingReader, ring_name
 from logyard.engine.log.ring import uid_of as ring_uid
@@ -21,7 +21,7 @@ from logyard.engine.log.segment import HEAD_BYTES, SegmentReader
 from logyard.engine.log.wal_files import SPARE, TEMPORARY, wal_name
 from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
 from logyard.engine.recovery.inspect import Facts, Wal, image_of
-from logyard.protocol.errors import Corrupt, LogyardError
+from logyard.protocol.errors import Corrupt, LogyardError, WrongIdentity
 
 from .report import Report, some
 
@@ -296,13 +296,17 @@ class Rings:
             if uid not in facts.groups or uid in facts.deleted:
                 report.orphan(path, "there is no such group here")
                 continue
+            runs = needed.get(uid)
+            if not runs:
+                self._look_at_spare(uid, name)
+                continue
             reader = self.reader(uid)
             if reader is None:
                 continue
             report.count("rings")
             if reader.heads < 2:
                 report.healed("ring", "one of 2 copies of its head is damaged", path=path, group=name)
-            for first, last, term in needed.get(uid, ()):
+            for first, last, term in runs:
                 with report.guarded("ring", path=path, group=name):
                     seen = reader.verify(first, last, term)
                     report.count("ring_entries", last - first + 1 - len(seen.bad))
@@ -312,6 +316,22 @@ class Rings:
                     for index, error in seen.bad.items():
                         bad.add((0, uid, index))
                         report.damage("ring", f"entry {index}: {error}", path=path, group=name)
+
+    def _look_at_spare(self, uid: int, name: str) -> None:
+        """Look at a ring of which the log needs nothing: one that can't be used is made anew by a start. Raises
+        `WrongIdentity` for a newer format."""
+        path = ring_path(uid)
+        if uid not in self.uids:
+            return
+        try:
+            RingReader(self._disk, str(self._directory / path), uid).close()
+        except WrongIdentity:
+            raise
+        except (LogyardError, OSError) as error:
+            text = f"it can't be read, and the log needs nothing of it: it is made anew ({error})"
+            self._report.warning("ring", text, path=path, group=name)
+            return
+        self._report.count("rings")
 
     def entries(self, uid: int, first: int, last: int, term: int) -> Iterator[Entry | int]:
         """Yield a group's entries in its ring; the bare index where one is damaged or missing."""
@@ -324,9 +344,15 @@ class Rings:
 
 
 def rings_of(facts: Facts, wal: Wal) -> dict[int, list[RingRun]]:
-    """Return what logs need of rings, as a start would have it."""
-    uids = [uid for uid, state in facts.states.items() if state.extra.get("ring") and uid in facts.groups]
-    return {uid: image_of(uid, facts, wal).ring for uid in uids}
+    """Return what logs need of rings, as a start would have it: nothing that the WAL overwrote, or that lies below the
+    log, and of groups that need nothing, nothing."""
+    found: dict[int, list[RingRun]] = {}
+    for uid, state in facts.states.items():
+        if state.extra.get("ring") and uid in facts.groups:
+            image = image_of(uid, facts, wal)
+            if runs := runs_above(image.ring, image.log.snapshot_index):
+                found[uid] = runs
+    return found
 
 
 def users_of(facts: Facts, wal: Wal) -> dict[int, dict[int, list[tuple[int, int]]]]:

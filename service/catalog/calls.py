@@ -1,22 +1,24 @@
 """Commands to the catalogue from any node: applied by whoever leads it, asked for until somebody does.
 
-A command carries a request number of its own, so that it comes to one outcome however often it is sent. Invariant:
-without a leader of the catalogue a call ends as `Busy` within `PATIENCE_S`, and nothing else waits for it. Called by
-what changes the cluster: creations, deletions, the node's keeper, the verbs of operators.
+A command carries a request number of its own, so that it comes to one outcome however often it is sent. Invariants:
+without a leader of the catalogue a call ends as `Busy` within `PATIENCE_S`, and nothing else waits for it; what makes
+the catalogue smaller (`FREES`) is taken where it is too full for anything else. Called by what changes the cluster:
+creations, deletions, the node's keeper, the verbs of operators.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Set
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Set
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
+from logyard.engine.machine import Reject
 from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import CATALOG_ANSWER, CATALOG_ASK, SendBlob
-from logyard.machines.catalog.command import REQUEST_BYTES, command, result_of
+from logyard.machines.catalog.command import REQUEST_BYTES, command, command_of, result_of
 from logyard.protocol.errors import Busy, LogyardError, NotLeader
 from logyard.protocol.pending import PendingReply
 
@@ -25,12 +27,38 @@ ASK_S = 1.0
 PAUSE_S = 0.05
 ANSWERS_MAX = 256
 """Commands of other nodes at once: a task each, while it lasts."""
+FREES = frozenset(
+    {
+        ("logs", "live"), ("logs", "undo"), ("logs", "delete"), ("logs", "gone"), ("logs", "report"),
+        ("nodes", "drain"), ("nodes", "replace"), ("nodes", "declare_dead"), ("nodes", "remove"),
+        ("plan", "propose"), ("plan", "step"), ("plan", "finish"), ("plan", "cancel"),
+    }
+)  # fmt: skip
+"""(section, command) of what frees space, and of what that waits for: a log is deleted when it is no intent any more, a
+node is drained by moves, and a move is over when its members were reported."""
 
 
 def busy() -> Busy:
     """Return what a call without a catalogue ends with."""
     cause = "the catalogue has no leader, or no majority, just now"
     return Busy.told(f"busy: {cause}; try again in 1 s", {"cause": cause, "retry_after": 1.0})
+
+
+def frees(data: bytes) -> bool:
+    """Return whether a command may use what is reserved for those that free space."""
+    try:
+        found = command_of(data)
+    except Reject:
+        return False
+    return (found.section, found.command) in FREES
+
+
+class Commit(Protocol):
+    """Has a command committed by a member that leads."""
+
+    async def __call__(self, member: Member, command: bytes, *, reserved: bool) -> bytes:
+        """Return the reply. `reserved`: it frees space."""
+        ...
 
 
 class Network(NamedTuple):
@@ -42,14 +70,13 @@ class Network(NamedTuple):
 
 
 class CatalogCalls:
-    """One node's. `find` returns its member of the catalogue, if it has one; `commit` has a command committed by a
-    member that leads; `spawn` runs a task."""
+    """One node's. `find` returns its member of the catalogue, if it has one; `spawn` runs a task."""
 
     def __init__(
         self,
         node_id: int,
         find: Callable[[], Member | None],
-        commit: Callable[[Member, bytes], Awaitable[bytes]],
+        commit: Commit,
         network: Network,
         spawn: Callable[..., None],
     ) -> None:
@@ -118,7 +145,7 @@ class CatalogCalls:
         if member is None:
             return None, "the catalogue is not here"
         try:
-            return await self._commit(member, data), None
+            return await self._commit(member, data, reserved=frees(data)), None
         except NotLeader as error:
             return None, str(error)
         except LogyardError as error:

@@ -266,6 +266,42 @@ async def test_a_crash_behind_slots_of_an_overwritten_tail(tmp_path: Path, monke
         assert notes(c, 1) == [*said(1, 4), b"other"] and c.member(1, NAME).raft.mend is None
 
 
+@pytest.mark.parametrize("hurt", ["gone", "no head", "slots"])
+async def test_a_ring_of_which_the_wal_voids_all_is_needed_by_nobody(
+    tmp_path: Path, hurt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row names the old tail alone: what is below it went with the snapshot."""
+    async with noted(tmp_path) as c:
+        await filled(c, last=4)
+        await c.nodes[1].snapshot()
+        old, first = c.member(1, NAME), c.member(1, NAME).raft.log.last_index + 1
+        assert old.raft.log.snapshot_index == first - 1
+        c.partition(1)
+        for number in range(4):
+            c.system(1).replicas.commands.queue_own(old, f"never {number}")
+            await until(lambda number=number: old.raft.log.stable == first + number, "it has it on disk")
+        await c.roll(1)
+        assert old.ring == [RingRun(first, first + 3, old.raft.term)]
+        await note(c, await c.leader(NAME, [2, 3]), b"other")
+        c.network.heal()
+        await c.applied(NAME)
+        await until(lambda: old.raft.log.stable == old.raft.log.last_index, "so is what took their place")
+        path, shape = ring_path(c, 1, old.uid), ring_of(c, 1).geometry
+        await died_behind_the_slots(c, monkeypatch)
+        if hurt == "gone":
+            path.unlink()
+        else:
+            spoil(path, 0 if hurt == "no head" else shape.slot_at(first), bytes(2 * BLOCK))
+        assert not complaints(tmp_path)
+        await c.start(1)
+        await c.applied(NAME)
+        assert notes(c, 1) == [*said(1, 4), b"other"] and c.member(1, NAME).raft.mend is None
+        await c.roll(1)
+        await c.restart(1)
+        await c.applied(NAME)
+        assert notes(c, 1) == [*said(1, 4), b"other"] and c.member(1, NAME).raft.mend is None
+
+
 async def test_a_command_above_the_slot_lies_in_a_shared_segment(tmp_path: Path) -> None:
     large = b"L" * (5 * 1024)
     async with noted(tmp_path) as c:
@@ -506,19 +542,23 @@ async def test_a_ring_that_can_not_be_made_or_written_costs_nobody_else(tmp_path
         await note(c, 1, *said(4, 5))
         await c.roll(1)
         assert inside(member) and inside(member)[-1] == member.flushed, "the next time it is made, and written"
+        assert disk.renamed == (2 if step in ("sync_directory", "datasync") else 1), (
+            "anew, if nobody knows what is there"
+        )
         await c.restart(1)
         await c.applied(NAME)
         assert notes(c, 1) == said(1, 5)
 
 
 class RingFaults(Disk):
-    """Fails one call about a ring."""
+    """Fails one call about a ring; counts those that were made."""
 
-    __slots__ = ("plan",)
+    __slots__ = ("plan", "renamed")
 
     def __init__(self) -> None:
         super().__init__()
         self.plan: tuple[str, int] | None = None
+        self.renamed = 0
 
     def fail_ring(self, step: str, code: int) -> None:
         self.plan = (step, code)
@@ -553,10 +593,54 @@ class RingFaults(Disk):
     def rename(self, old: str, new: str) -> None:
         self._enter("rename", old)
         super().rename(old, new)
+        self.renamed += "rings" in old
+
+    def unlink(self, path: str) -> None:
+        self._enter("unlink", path)
+        super().unlink(path)
 
     def sync_directory(self, path: str) -> None:
         self._enter("sync_directory", path)
         super().sync_directory(path)
+
+
+async def test_a_ring_that_is_there_and_never_had_a_run_is_made_anew(tmp_path: Path) -> None:
+    """A crash between its name and the sync of the directory: the next power cut may take the name."""
+    disk = RingFaults()
+    async with noted(tmp_path, 1, disks={1: disk}) as c:
+        await note(c, 1, *said(1, 3))
+        disk.fail_ring("sync_directory", errno.EIO)
+        await c.roll(1)
+        path = ring_path(c, 1, c.member(1, NAME).uid)
+        before = path.stat().st_ino
+        await c.restart(1)
+        await c.applied(NAME)
+        await note(c, 1, *said(4, 5))
+        await c.roll(1)
+        assert c.member(1, NAME).ring_runs and path.stat().st_ino != before
+        anew = path.stat().st_ino
+        await c.restart(1)
+        await c.applied(NAME)
+        await note(c, 1, *said(6, 7))
+        await c.roll(1)
+        assert path.stat().st_ino == anew and notes(c, 1) == said(1, 7), "a row names it"
+
+
+async def test_a_ring_that_can_not_be_removed_stays_until_a_start(tmp_path: Path) -> None:
+    disk = RingFaults()
+    async with noted(tmp_path, 1, disks={1: disk}) as c:
+        await filled(c)
+        path = Path(ring_of(c, 1).path)
+        disk.fail_ring("unlink", errno.EIO)
+        await c.nodes[1].delete_group(NAME)
+        await until(lambda: not disk.plan, "its removal fails")
+        await c.create(NAME, machine=KIND)
+        await note(c, 1, b"new")
+        await c.roll(1)
+        assert path.exists() and c.member(1, NAME).ring_runs and not c.failures
+        await c.restart(1)
+        await c.applied(NAME)
+        assert not path.exists() and notes(c, 1) == [b"new"]
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["no ring yet", "a ring"])

@@ -68,11 +68,11 @@ class Bench:
         planned = await self.rings.plan({UID: entries})
         return [run for one in planned for run in one.job.runs]
 
-    def make(self, *entries: Entry) -> None:
+    def make(self, *entries: Entry, shape: Geometry = SHAPE) -> None:
         path = self.rings.path(UID)
         path.parent.mkdir(exist_ok=True)
-        make_ring(Disk(), str(path), UID, SHAPE)
-        write_slots(Disk(), str(path), UID, SHAPE, entries)
+        make_ring(Disk(), str(path), UID, shape)
+        write_slots(Disk(), str(path), UID, shape, entries)
 
 
 async def test_a_ring_takes_what_fits_and_has_no_payload_that_lives(tmp_path: Path) -> None:
@@ -171,6 +171,105 @@ async def test_without_descriptors_all_goes_to_the_segment(tmp_path: Path) -> No
     bench.make()
     bench.log(0, [plain(1)])
     assert await bench.plan([plain(1)]) == [] and bench.rings.refused == 1
+
+
+async def test_a_ring_whose_name_may_not_be_durable_is_made_anew(tmp_path: Path) -> None:
+    """As a crash between renaming it and syncing its directory leaves it, or a sync that failed."""
+    bench, entries = Bench(tmp_path), [plain(1)]
+    bench.log(0, entries)
+    bench.make()
+    for failed in ({UID: "its directory can't be synced"}, {}):
+        planned = await bench.rings.plan({UID: entries})
+        assert planned[0].job.make, "no row names it, and nobody here made it"
+        bench.rings.written(planned, failed)
+    assert bench.did == ["format 2"] * 2
+    (planned_next,) = await bench.rings.plan({UID: entries})
+    assert not planned_next.job.make
+    bench.rings.remove(UID)
+    bench.make()
+    (planned_again,) = await bench.rings.plan({UID: entries})
+    assert planned_again.job.make, "a group that comes back has another one"
+
+
+async def test_a_ring_that_a_row_named_is_durable(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.make()
+    bench.log(0, [plain(9)], last=8)
+    bench.member.ring = [RingRun(1, 8, 1)]
+    await bench.plan([plain(9)])
+    bench.log(8, [plain(9)])
+    bench.member.free_ring(8)
+    (planned,) = await bench.rings.plan({UID: [plain(9)]})
+    assert not planned.job.make
+
+
+@pytest.mark.parametrize("how", ["damaged", "stopped", "of another shape"])
+async def test_what_became_of_a_group_while_slots_were_freed_counts(tmp_path: Path, how: str) -> None:
+    bench = Bench(tmp_path)
+    bench.make()
+    later = [plain(index) for index in range(17, 19)]
+    bench.log(1, later, last=16)
+    bench.member.ring = [RingRun(1, 16, 1)]
+
+    def meanwhile() -> None:
+        if how == "damaged":
+            bench.member.quarantine("a test")
+        elif how == "stopped":
+            bench.member.raft.stop()
+        else:
+            bench.rings.close_one(UID)
+            bench.make(shape=Geometry(32, BLOCK))
+
+    bench.meanwhile = meanwhile
+    planned = await bench.rings.plan({UID: later})
+    assert bench.did == ["commit"]
+    found = [(one.job.slots, one.job.runs) for one in planned]
+    assert found == ([(32, (RingRun(17, 18, 1),))] if how == "of another shape" else [])
+
+
+async def test_what_became_of_one_group_while_slots_of_another_were_freed_counts(tmp_path: Path) -> None:
+    bench, other = Bench(tmp_path), 0xA0
+    bench.make()
+    bench.log(1, [plain(17)], last=16)
+    bench.member.ring = [RingRun(1, 16, 1)]
+    first = bench.members[other] = member_of(set(), other, "_t", last=0)
+    cast(Any, first.raft).log = RaftLog(0, 0, [], [plain(1)])
+    bench.meanwhile = lambda: first.quarantine("a test")
+    planned = await bench.rings.plan({other: [plain(1)], UID: [plain(17)]})
+    assert [one.job.uid for one in planned] == [UID]
+
+
+class NoRemoval(Disk):
+    """Removes nothing, as long as it is `stuck`."""
+
+    __slots__ = ("stuck",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stuck = True
+
+    def unlink(self, path: str) -> None:
+        if self.stuck:
+            raise OSError(errno.EIO, "a bad block")
+        super().unlink(path)
+
+
+async def test_a_ring_that_can_not_be_removed_breaks_nobody_and_goes_at_a_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = NoRemoval()
+    bench = Bench(tmp_path, disk=disk)
+    bench.log(0, [plain(1)])
+    planned = await bench.rings.plan({UID: [plain(1)]})
+    bench.make()
+    bench.members.clear()
+    assert bench.rings.written(planned, {}) == {}
+    bench.rings.remove(UID)
+    bench.rings.sweep(lambda uid: False)
+    assert bench.rings.path(UID).exists() and caplog.text.count("can't be removed") == 3
+    disk.stuck = False
+    bench.rings.sweep(lambda uid: False)
+    assert not bench.rings.path(UID).exists()
 
 
 async def test_who_goes_while_it_is_planned_or_written_leaves_no_ring(tmp_path: Path) -> None:

@@ -13,12 +13,16 @@ from logyard.engine.disk.door import Disk
 from logyard.engine.log import ring
 from logyard.engine.log.meta_rows import RingRun, StateRow
 from logyard.engine.log.record import BLOCK
+from logyard.engine.log.recovered import Recovered
 from logyard.engine.log.ring import Geometry, RingReader, make_ring
+from logyard.engine.recovery.inspect import Facts, Wal
+from logyard.engine.types import Spec
+from logyard.pipeline.directory.files import rings_of
 from logyard.pipeline.directory.reading import StoppedNode
 from logyard.protocol.errors import WrongIdentity
 from logyard.service.check.process import inspect
 from logyard.service.check.run import check_directory
-from tests.engine.host.rings import note, noted, ring_of, said
+from tests.engine.host.rings import note, noted, notes, ring_of, ring_path, said
 from tests.notes import NAME, machines
 
 Found = list[tuple[str, str, str]]
@@ -147,6 +151,41 @@ async def test_runs_that_do_not_fit_the_log_are_said(
     monkeypatch.setattr(StateRow, "ring", property(other))
     texts = [one["message"] for one in inspected(stopped.path)["findings"] if one["severity"] == "damage"]
     assert any("in the ring do not fit the log" in text for text in texts)
+
+
+async def test_a_ring_that_never_had_a_run_is_no_damage(tmp_path: Path) -> None:
+    """As a start leaves it that could not name what it made: the next one makes it anew."""
+    async with noted(tmp_path, 1) as c:
+        await note(c, 1, *said(1, 4))
+        path = ring_path(c, 1, c.member(1, NAME).uid)
+        await c.crash(1)
+        path.parent.mkdir(exist_ok=True)
+        relative = str(path.relative_to(tmp_path / "node-1"))
+        make_ring(Disk(), str(path), int(path.stem, 16), Geometry(16, BLOCK))
+        report = inspected(tmp_path)
+        assert report["counts"]["rings"] == 1 and not report["findings"]
+        spoil(path, 0, bytes(2 * BLOCK))
+        assert findings(tmp_path) == [("warning", "ring", relative)]
+        await c.start(1)
+        await c.applied(NAME)
+        await note(c, 1, *said(5, 6))
+        await c.roll(1)
+        assert c.member(1, NAME).ring_runs and notes(c, 1) == said(1, 6)
+        await c.crash(1)
+        assert relative not in {path for _, _, path in findings(tmp_path)}
+
+
+def test_only_what_the_log_needs_of_a_ring_is_judged(tmp_path: Path) -> None:
+    uid, facts, wal = 7, Facts(), Wal()
+    facts.groups[uid] = Spec(uid, "_s", "log", {}, (1,), 0)
+    row = facts.states[uid] = StateRow(uid, 1, extra={"log": [3, 1], "flushed": 9, "ring": [[1, 2, 1], [3, 9, 1]]})
+    row.term_runs = [(4, 1)]
+    assert rings_of(facts, wal) == {uid: [RingRun(4, 9, 1)]}, "not what lies below the log"
+    said_by_wal = wal.groups[uid] = Recovered()
+    said_by_wal.cut(7)
+    assert rings_of(facts, wal) == {uid: [RingRun(4, 6, 1)]}, "nor what the WAL voids"
+    said_by_wal.cut(4)
+    assert rings_of(facts, wal) == {}
 
 
 def test_a_reader_names_the_place_of_damage(tmp_path: Path) -> None:

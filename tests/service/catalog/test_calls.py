@@ -1,0 +1,84 @@
+"""Commands to the catalogue: which of them are taken where it is too full for the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from logyard.engine.replica.member import Member
+from logyard.engine.replica.ring_room import RING
+from logyard.engine.transport.blobs import CATALOG_ASK
+from logyard.machines.catalog.command import command, done
+from logyard.machines.catalog.cursors import Cursors
+from logyard.machines.catalog.logs import LIVE, Logs
+from logyard.machines.catalog.nodes import Nodes
+from logyard.machines.catalog.plan import Plan
+from logyard.protocol.errors import Busy
+from logyard.service.catalog.calls import FREES, CatalogCalls, Network, frees
+from logyard.service.catalog.keeper import catalog_uid
+from logyard.testing import cluster, until
+from tests.notes import SLOTS
+
+from ...engine.quiesce.doubles import member_of
+from .test_running import founded, known
+
+SECTIONS = (Logs, Nodes, Plan, Cursors)
+
+
+async def test_what_frees_space_is_reserved_whoever_asks() -> None:
+    sent: list[tuple[str, bool]] = []
+    member = member_of({1}, name="_catalog")
+    cast(Any, member.raft).leader = 1
+
+    async def commit(member: Member, command: bytes, *, reserved: bool) -> bytes:
+        sent.append((command.decode("latin-1"), reserved))
+        return done(None)
+
+    later: list[Any] = []
+    calls = CatalogCalls(
+        1, lambda: member, commit, Network({1, 2}, lambda *blob: True), lambda *call: later.append(call)
+    )
+    await calls.change("logs", "create", {"logs": []})
+    await calls.change("logs", "delete", {"uid": 7})
+    for data in (command("plan", "finish", {"number": 1}), command("nodes", "invite", {}), b"no command"):
+        calls.on_blob(2, CATALOG_ASK, 1, {"command": data})
+    for do, *arguments in later:
+        await do(*arguments)
+    assert [reserved for _, reserved in sent] == [False, True, True, False, False]
+
+
+def test_what_frees_space_is_there_and_what_adds_to_the_catalogue_is_not_among_it() -> None:
+    there = {(one.name, name) for one in SECTIONS for name in one.commands}
+    assert there >= FREES
+    for adds in (
+        ("logs", "create"),
+        ("logs", "import"),
+        ("nodes", "invite"),
+        ("nodes", "join"),
+        ("cursors", "advance"),
+    ):
+        assert adds in there and not frees(command(*adds, {}))
+
+
+async def test_a_full_catalogue_can_be_made_smaller(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, catalog=True, ring_slots=SLOTS, snapshot_entries=1 << 20) as run:
+        await founded(run, 1)
+        await run.create("a")
+        await until(lambda: known(run, 1)["a"].state == LIVE and known(run, 1)["a"].seen, "it lives")
+        node, uid = run.nodes[1], known(run, 1)["a"].uid
+        assert node.keeper is not None
+        calls = node.keeper._doors.calls
+        member = node.system.members[catalog_uid("testing")]
+        async with node.system.storage.janitor.lock:
+            # Nobody takes a snapshot now.
+            with pytest.raises(Busy):
+                while member.raft.log.last_index - member.compactable < 2 * SLOTS:
+                    await calls.change("cursors", "advance", {"name": "x", "by": 1}, patience_s=0.2)
+            assert node.system.counters.busy[RING]
+            await calls.change("nodes", "drain", {"node": 1})
+            await calls.change("logs", "delete", {"uid": uid})
+            row = known(run, 1).get("a")
+            assert row is None or row.state != LIVE
+            await until(lambda: "a" not in known(run, 1), "it is let go, and forgotten")
