@@ -106,6 +106,10 @@ class Bodies:
         elif not self._stage:
             self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
 
+    def doubt(self) -> None:
+        """Know that the commit failed that may have named what was written: `reopen` before more is."""
+        self.doubtful = True
+
     def reopen(self) -> int:
         """Open for writing as at a start, after something failed; return the file's bytes. The disk is asked for them:
         after a failed sync the page cache calls clean what never got there. Readers keep theirs: it has nothing but

@@ -361,8 +361,8 @@ class Generation:
             )  # fmt: skip
             return writing.write(rows)
         except lmdb.Error as error:
-            # The commit may have been one that names bodies.
-            self._bodies.doubtful = self.form >= layout.BESIDE
+            if self.form >= layout.BESIDE:
+                self._bodies.doubt()
             raise self._failure(error) from error
         except Unwritten as error:
             raise self._failure(error.cause) from error.cause
