@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logyard.payloads import checkpoints, layout
 from logyard.payloads.compaction import MigrateReport, choose_rewrite
 from logyard.payloads.generation import Generation
 from logyard.payloads.journal import Journal
@@ -195,6 +196,7 @@ def test_rewrite_keeps_survivors_only_and_gives_the_disk_back(tmp_path: Path) ->
     check_all(store, source)
     check_counters(store)
     assert store.live_bytes < live
+    assert store.lookup(1, 6).units[0].at == 0, "what lay beside its metadata does so still"
     with pytest.raises(PayloadMissing):
         store.read_unit(1, 6, 1)
     store.close()
@@ -300,6 +302,18 @@ def test_checkpoint_and_restore(tmp_path: Path) -> None:
         again.close()
     with pytest.raises(PayloadCorrupt):
         open_store(tmp_path).restore(saved[:-1] + bytes([saved[-1] ^ 1]))
+
+
+def test_a_row_of_a_checkpoint_has_its_groups_name_and_its_bytes(tmp_path: Path) -> None:
+    name = checkpoints.key(7)
+    value = checkpoints.encode(7, [], [])
+    assert checkpoints.decode(name, value) == (7, [], [])
+    other = name.replace(b"payloads", b"somewhat")
+    with pytest.raises(PayloadCorrupt):
+        checkpoints.decode(other, layout.wrap(other, value[layout.HASH_BYTES :]))
+    for at in range(len(value)):
+        with pytest.raises(PayloadCorrupt):
+            checkpoints.decode(name, value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :])
 
 
 @pytest.mark.parametrize("saved", [b"", b"x" * 40])
