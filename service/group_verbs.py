@@ -179,15 +179,21 @@ class Births(Protocol):
 
 
 class ByCatalogue:
-    """Creations and deletions where the cluster has a catalogue. `delete` lets a group go, as without one."""
+    """Creations and deletions where the cluster has a catalogue. `delete` lets a group go, as without one; `let_go`
+    does that without asking it."""
 
     def __init__(
-        self, births: Births, find: Callable[[str], Member], delete: Callable[[str, bool, int], Awaitable[None]]
+        self,
+        births: Births,
+        find: Callable[[str], Member],
+        delete: Callable[[str, bool, int], Awaitable[None]],
+        let_go: Callable[[Sequence[int]], Awaitable[None]],
     ) -> None:
         self._births = births
         self.create_batch = births.create_batch
         self._find = find
         self._delete = delete
+        self._let_go = let_go
 
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create groups, whose names are nobody else's in the cluster; equal ones may exist."""
@@ -207,4 +213,8 @@ class ByCatalogue:
             await self._births.delete(member.uid)
         except UnknownGroup:
             raise Busy(f"the catalogue, which does not know {name!r} yet,", 1.0) from None
-        await self._delete(name, force, topic)
+        try:
+            await self._delete(name, force, topic)
+        except LogyardError:
+            # Decided it is: a node that heard the catalogue first has let it go before its own command was answered.
+            await self._let_go([member.uid])

@@ -284,7 +284,7 @@ class Node:
         )
         verbs = CatalogVerbs(self.node_id, self.cluster_id, found, calls, system.host.follower_reads.within)
         self.catalog, self.catalog_change, self.join = verbs.ask, verbs.change, verbs.join
-        by_catalogue = ByCatalogue(births, system.member, self.delete_group)
+        by_catalogue = ByCatalogue(births, system.member, self.delete_group, registry.delete)
         self.create_groups, self.delete_group = by_catalogue.create_groups, by_catalogue.delete_group
         self.create_batch = by_catalogue.create_batch
         return self.keeper

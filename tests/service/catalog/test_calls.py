@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.ring_room import RING
 from logyard.engine.transport.blobs import CATALOG_ASK
@@ -15,9 +17,10 @@ from logyard.machines.catalog.cursors import Cursors
 from logyard.machines.catalog.logs import LIVE, Logs
 from logyard.machines.catalog.nodes import Nodes
 from logyard.machines.catalog.plan import Plan
-from logyard.protocol.errors import Busy
+from logyard.protocol.errors import Busy, GroupStopped, LogyardError, Unknown, UnknownGroup
 from logyard.service.catalog.calls import FREES, CatalogCalls, Network, frees
 from logyard.service.catalog.keeper import catalog_uid
+from logyard.service.group_verbs import ByCatalogue
 from logyard.testing import cluster, until
 from tests.notes import SLOTS
 
@@ -82,3 +85,29 @@ async def test_a_full_catalogue_can_be_made_smaller(tmp_path: Path) -> None:
             row = known(run, 1).get("a")
             assert row is None or row.state != LIVE
             await until(lambda: "a" not in known(run, 1), "it is let go, and forgotten")
+
+
+@pytest.mark.parametrize("error", [UnknownGroup("gone"), GroupStopped("deleted"), Unknown("asked, and gone")])
+async def test_what_the_catalogue_let_go_is_deleted_though_its_own_command_was_not_answered(
+    error: LogyardError,
+) -> None:
+    member = member_of({1}, name="log")
+    cast(Any, member.raft).role = LEADER
+    done: list[Any] = []
+
+    class Births:
+        create_batch = None
+
+        async def delete(self, uid: int) -> None:
+            done.append(("catalogue", uid))
+
+    async def delete(name: str, force: bool, topic: int) -> None:
+        done.append(name)
+        raise error
+
+    async def let_go(uids: Sequence[int]) -> None:
+        done.append(("node", *uids))
+
+    verbs = ByCatalogue(cast(Any, Births()), lambda name: member, delete, let_go)
+    await verbs.delete_group("log")
+    assert done == [("catalogue", member.uid), "log", ("node", member.uid)]
