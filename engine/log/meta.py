@@ -88,7 +88,7 @@ class MetaStore:
         self._environments: list[lmdb.Environment] = []
         self._writable = False
         self._commit = 0
-        # What the first environment has and the second refused: it goes with the next commit.
+        # The one commit that the first environment has and the second refused: it comes before the next one.
         self._owed: dict[bytes, bytes | None] = {}
         self._lock = threading.Lock()
         self.identity: Identity | None = None
@@ -200,7 +200,12 @@ class MetaStore:
         except FileNotFoundError:
             before = "0"
         deaths = int(before) if before.isdigit() else 0
-        self._disk.write_file(path, [str(1 if deaths >= 2 else deaths + 1).encode()])
+        try:
+            self._disk.write_file(path, [str(1 if deaths >= 2 else deaths + 1).encode()])
+        except OSError as error:
+            # On a full disk the scan goes unnoted: a start that is refused would not find out anything, either.
+            if not is_full(error):
+                raise
         return deaths >= 2
 
     def _set_aside(self, path: str) -> None:
@@ -268,11 +273,33 @@ class MetaStore:
                 else:
                     self._fix(one[0], one[1], two[1], newest, fixes)
                     one, two = next(rows, None), next(others, None)
-        for number, changes in enumerate(fixes):
-            if changes:
-                self._open_for_writing()
-                self.repaired += len(changes)
-                self._apply(self._environments[number], changes)
+        try:
+            for number, changes in enumerate(fixes):
+                if changes:
+                    self._open_for_writing()
+                    self._apply(self._environments[number], changes)
+                    self.repaired += len(changes)
+        except NoSpace:
+            self._turn_back(newest, fixes)
+
+    def _turn_back(self, newest: Sequence[int], fixes: Fixes) -> None:
+        """Give both environments what the older one has, on a full disk that has no room for the newer's: what differs
+        is one commit, which nobody was told is durable. Raises `NoSpace` where more differs."""
+        older = 0 if newest[0] < newest[1] else 1
+        newer = 1 - older
+        with self._environments[older].begin() as transaction:
+            before = [(key, transaction.get(key)) for key, _ in fixes[older]]
+        is_one_commit = (
+            newest[newer] == newest[older] + 1
+            and not fixes[newer]
+            and not self.lost
+            and all(value is None or commit_of(value) == newest[newer] for _, value in fixes[older])
+            and all(raw is None or holds(key, raw) for key, raw in before)
+        )
+        if not is_one_commit:
+            raise NoSpace("the disk is full, and the two copies of the meta store differ: free some space")
+        self._apply(self._environments[newer], before)
+        self._commit = newest[older]
 
     def _fix(self, key: bytes, one: bytes | None, two: bytes | None, newest: list[int], fixes: Fixes) -> None:
         judged = judge(key, one, two, newest)
@@ -311,7 +338,8 @@ class MetaStore:
         """Write rows (None: delete) to both environments, atomically in each and durable on return; the snapshots of
         the groups in `thrice` to their files, too.
 
-        The last one of a key wins. After `NoSpace` the rows may or may not have been taken, as `get` says; do it again.
+        The last one of a key wins. After `NoSpace` nothing was taken, or, where that could not be taken back from the
+        first environment, all as `get` says; do it again.
         """
         with self._lock:
             if not self._environments:
@@ -324,12 +352,30 @@ class MetaStore:
             self._remove_files(changes)
             self._open_for_writing()
             first, second = self._environments
-            self._apply(first, sorted(changes.items()))
+            if self._owed:
+                self._apply(second, sorted(self._owed.items()))
+                self._owed.clear()
+            rows = sorted(changes.items())
+            self._apply(first, rows)
+            try:
+                self._apply(second, rows)
+            except NoSpace:
+                self._take_back(changes, number)
+                raise
             self._commit = number
-            self._owed.update(changes)
-            self._apply(second, sorted(self._owed.items()))
-            self._owed.clear()
             self._store_files([(uid, raw) for uid in thrice if (raw := changes.get(snapshot_key(uid))) is not None])
+
+    def _take_back(self, changes: Mapping[bytes, bytes | None], number: int) -> None:
+        """Give the first environment what the second one has, which had no room for a commit: a start on a full disk
+        can't make up for what differs."""
+        first, second = self._environments
+        with second.begin() as transaction:
+            before = [(key, transaction.get(key)) for key in sorted(changes)]
+        try:
+            self._apply(first, before)
+        except NoSpace:
+            self._owed.update(changes)
+            self._commit = number
 
     def raised(self, number: int) -> list[tuple[bytes, bytes]]:
         """Return what says that the directory is of this format at least; nothing where it says so."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +27,7 @@ from logyard.engine.log.meta_rows import (
     snapshot_rows,
     state_rows,
 )
+from logyard.engine.types import Buffer
 from logyard.protocol.errors import Corrupt, NoSpace, WrongIdentity
 
 
@@ -239,27 +242,99 @@ def test_a_full_map_refuses_a_commit_as_a_whole(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_only_the_first_copy_took_comes_with_the_next_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = opened(tmp_path / "meta")
-    store.commit([(b"delete", b"x")])
-    real = MetaStore._apply
-    refuse = [False, True]
+Changes = list[tuple[bytes, bytes | None]]
 
-    def apply(self: MetaStore, environment: lmdb.Environment, changes: list[tuple[bytes, bytes | None]]) -> None:
+
+def refusing(monkeypatch: pytest.MonkeyPatch, refuse: list[bool]) -> None:
+    """Have the next commits of single environments find no room, as `refuse` says of each."""
+    real = MetaStore._apply
+
+    def apply(self: MetaStore, environment: lmdb.Environment, changes: Changes) -> None:
         if refuse and refuse.pop(0):
             raise NoSpace("full")
         real(self, environment, changes)
 
     monkeypatch.setattr(MetaStore, "_apply", apply)
+
+
+def test_what_only_the_first_copy_took_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start on the full disk would have no room to give it to the second."""
+    store = opened(tmp_path / "meta")
+    store.commit([(b"delete", b"x"), (b"change", b"x")])
+    store.close()
+    before = raw(tmp_path / "meta" / "a")
+    store = opened(tmp_path / "meta")
+    refusing(monkeypatch, [False, True])
+    with pytest.raises(NoSpace):
+        store.commit([(b"delete", None), (b"add", b"y"), (b"change", b"y")])
+    assert store.get(b"delete") == store.get(b"change") == b"x" and store.get(b"add") is None
+    store.close()
+    assert raw(tmp_path / "meta" / "a") == raw(tmp_path / "meta" / "b") == before
+
+
+def test_what_only_the_first_copy_took_and_keeps_comes_before_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path / "meta")
+    store.commit([(b"delete", b"x")])
+    refusing(monkeypatch, [False, True, True, True, False])
     with pytest.raises(NoSpace):
         store.commit([(b"delete", None), (b"add", b"y")])
+    with pytest.raises(NoSpace):
+        store.commit([(b"never", b"z")])
+    assert store.get(b"never") is None, "the first is never ahead by more than one commit"
     store.commit([(b"other", b"z")])
     store.close()
     assert raw(tmp_path / "meta" / "a") == raw(tmp_path / "meta" / "b")
-    assert os.path.exists(tmp_path / "meta" / "a" / "data.mdb")
-    assert b"delete" not in raw(tmp_path / "meta" / "b")
+    assert b"delete" not in raw(tmp_path / "meta" / "b") and b"add" in raw(tmp_path / "meta" / "b")
+
+
+@pytest.mark.parametrize("ahead", ["a", "b"])
+def test_a_start_without_room_for_what_one_copy_is_ahead_by_goes_on_with_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: str
+) -> None:
+    """Killed between the two commits of one, on a full disk."""
+    path = tmp_path / "meta"
+    store = opened(path)
+    store.commit([(b"delete", b"x"), (b"change", b"x")])
+    store.close()
+    before = raw(path / "a")
+    shutil.copytree(path / "a", tmp_path / "older")
+    store = opened(path)
+    store.commit([(b"delete", None), (b"add", b"y"), (b"change", b"y")])
+    store.close()
+    behind = "b" if ahead == "a" else "a"
+    shutil.rmtree(path / behind)
+    shutil.copytree(tmp_path / "older", path / behind)
+    with monkeypatch.context() as patch:
+        refusing(patch, [True, False])
+        store = opened(path)
+        assert store.get(b"delete") == store.get(b"change") == b"x" and store.get(b"add") is None
+        store.close()
+    assert raw(path / "a") == raw(path / "b") == before
+    # Two commits are more than nobody was told of.
+    store = opened(path)
+    store.commit([(b"add", b"y")])
+    store.commit([(b"more", b"y")])
+    store.close()
+    shutil.rmtree(path / behind)
+    shutil.copytree(tmp_path / "older", path / behind)
+    refusing(monkeypatch, [True])
+    with pytest.raises(NoSpace, match="free some space"):
+        opened(path)
+    opened(path).close()
+    assert raw(path / "a") == raw(path / "b") != before
+
+
+def test_a_start_on_a_full_disk_notes_no_scan(tmp_path: Path) -> None:
+    class Full(Disk):
+        def write_file(self, path: str, buffers: Iterable[Buffer]) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    opened(tmp_path / "meta").close()
+    store = MetaStore(Full(), str(tmp_path / "meta"), 64 << 20)
+    store.open("test", 1)
+    store.close()
 
 
 def test_the_names_of_new_environments_are_durable(tmp_path: Path) -> None:
