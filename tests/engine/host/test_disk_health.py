@@ -87,3 +87,8 @@ async def test_a_write_of_many_batches_is_alive_while_its_batches_get_done(tmp_p
                 await until(lambda: not system.host.disk_health.healthy(), "none got done since")
             finally:
                 stop.set()
+
+
+async def test_probes_are_counted_from_none(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, disk_probe_ms=60_000) as c:
+        assert c.system(1).host.disk_health.probes == 0

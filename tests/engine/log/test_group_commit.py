@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -160,3 +161,15 @@ async def test_who_gives_up_waiting_for_the_wal_does_not_take_the_next_batch_alo
             with trio.move_on_after(2):
                 await done.wait()
             assert done.is_set(), "the append waits for a batch that nobody starts"
+
+
+async def test_a_wal_that_stops_ends_its_thread(tmp_path: Path) -> None:
+    def threads() -> int:
+        return sum(thread.name == "logyard-wal" for thread in threading.enumerate())
+
+    before = threads()
+    async with cluster(tmp_path, 1) as c:
+        assert threads() == before + 1
+        assert c.system(1).storage.group_commit.error is None
+    assert threads() == before
+    group_commit().stop()

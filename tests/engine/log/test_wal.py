@@ -372,6 +372,17 @@ def test_a_recycled_files_old_name_is_gone_for_good_before_its_space_is_used(tmp
     wal.close()
 
 
+def test_a_file_that_is_not_kept_is_gone_for_good(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    wal, _, _ = open_wal(disk, str(tmp_path), WalConfig(file_bytes=1 << 20, stock=0))
+    wal.write([WalItem(7, [command(7, 1)])])
+    wal.roll()
+    disk.calls.clear()
+    assert wal.recycle(1)
+    assert "sync_directory" in [call.name for call in disk.calls] and wal_name(1) not in os.listdir(tmp_path)
+    wal.close()
+
+
 def test_sealing_writes_one_empty_batch_and_no_second_one(tmp_path: Path) -> None:
     disk = Disk()
     wal, _, _ = open_wal(disk, str(tmp_path))

@@ -23,8 +23,9 @@ from logyard.engine.machine import (
     Send,
     Timer,
 )
+from logyard.engine.raft.state import FOLLOWER, LEADER
 from logyard.engine.replica.effects import Effects
-from logyard.engine.replica.member import HALTED, Member
+from logyard.engine.replica.member import HALTED, RUNNING, Member
 from logyard.engine.replica.uploads import Uploads
 from logyard.payloads.reference import PayloadRef
 from logyard.protocol.pending import DROP, FAILED, Sink
@@ -113,6 +114,18 @@ def test_what_leaves_the_node_is_the_leaders_of_its_own_term_above_the_floor() -
     rig.effects.on_following(rig.member)
     rig.perform(Send(1, b"no more"), index=12)
     assert len(rig.sessions.sent) == 2 and rig.sessions.stirred == [UID] and rig.machine.heard[-1] == "follower"
+
+
+def test_only_a_leader_that_runs_ends_its_group() -> None:
+    rig = Rig()
+    rig.lead()
+    for state, role in ((HALTED, LEADER), (RUNNING, FOLLOWER), (HALTED, FOLLOWER)):
+        cast(Any, rig.member).state, cast(Any, rig.core).role = state, role
+        rig.perform(End(), index=11)
+    assert rig.commands.queued == []
+    cast(Any, rig.member).state, cast(Any, rig.core).role = RUNNING, LEADER
+    rig.perform(End(), index=11)
+    assert rig.commands.queued == [("delete",)]
 
 
 def test_a_release_books_exactly_what_lived_and_spares_pieces_that_no_record_owns() -> None:
