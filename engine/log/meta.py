@@ -273,33 +273,11 @@ class MetaStore:
                 else:
                     self._fix(one[0], one[1], two[1], newest, fixes)
                     one, two = next(rows, None), next(others, None)
-        try:
-            for number, changes in enumerate(fixes):
-                if changes:
-                    self._open_for_writing()
-                    self._apply(self._environments[number], changes)
-                    self.repaired += len(changes)
-        except NoSpace:
-            self._turn_back(newest, fixes)
-
-    def _turn_back(self, newest: Sequence[int], fixes: Fixes) -> None:
-        """Give both environments what the older one has, on a full disk that has no room for the newer's: what differs
-        is one commit, which nobody was told is durable. Raises `NoSpace` where more differs."""
-        older = 0 if newest[0] < newest[1] else 1
-        newer = 1 - older
-        with self._environments[older].begin() as transaction:
-            before = [(key, transaction.get(key)) for key, _ in fixes[older]]
-        is_one_commit = (
-            newest[newer] == newest[older] + 1
-            and not fixes[newer]
-            and not self.lost
-            and all(value is None or commit_of(value) == newest[newer] for _, value in fixes[older])
-            and all(raw is None or holds(key, raw) for key, raw in before)
-        )
-        if not is_one_commit:
-            raise NoSpace("the disk is full, and the two copies of the meta store differ: free some space")
-        self._apply(self._environments[newer], before)
-        self._commit = newest[older]
+        for number, changes in enumerate(fixes):
+            if changes:
+                self._open_for_writing()
+                self.repaired += len(changes)
+                self._apply(self._environments[number], changes)
 
     def _fix(self, key: bytes, one: bytes | None, two: bytes | None, newest: list[int], fixes: Fixes) -> None:
         judged = judge(key, one, two, newest)

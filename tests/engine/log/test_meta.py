@@ -289,43 +289,6 @@ def test_what_only_the_first_copy_took_and_keeps_comes_before_the_next_commit(
     assert b"delete" not in raw(tmp_path / "meta" / "b") and b"add" in raw(tmp_path / "meta" / "b")
 
 
-@pytest.mark.parametrize("ahead", ["a", "b"])
-def test_a_start_without_room_for_what_one_copy_is_ahead_by_goes_on_with_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: str
-) -> None:
-    """Killed between the two commits of one, on a full disk."""
-    path = tmp_path / "meta"
-    store = opened(path)
-    store.commit([(b"delete", b"x"), (b"change", b"x")])
-    store.close()
-    before = raw(path / "a")
-    shutil.copytree(path / "a", tmp_path / "older")
-    store = opened(path)
-    store.commit([(b"delete", None), (b"add", b"y"), (b"change", b"y")])
-    store.close()
-    behind = "b" if ahead == "a" else "a"
-    shutil.rmtree(path / behind)
-    shutil.copytree(tmp_path / "older", path / behind)
-    with monkeypatch.context() as patch:
-        refusing(patch, [True, False])
-        store = opened(path)
-        assert store.get(b"delete") == store.get(b"change") == b"x" and store.get(b"add") is None
-        store.close()
-    assert raw(path / "a") == raw(path / "b") == before
-    # Two commits are more than nobody was told of.
-    store = opened(path)
-    store.commit([(b"add", b"y")])
-    store.commit([(b"more", b"y")])
-    store.close()
-    shutil.rmtree(path / behind)
-    shutil.copytree(tmp_path / "older", path / behind)
-    refusing(monkeypatch, [True])
-    with pytest.raises(NoSpace, match="free some space"):
-        opened(path)
-    opened(path).close()
-    assert raw(path / "a") == raw(path / "b") != before
-
-
 def test_a_start_on_a_full_disk_notes_no_scan(tmp_path: Path) -> None:
     class Full(Disk):
         def write_file(self, path: str, buffers: Iterable[Buffer]) -> int:
