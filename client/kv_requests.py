@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgpack
 
-from logyard.protocol.errors import BadRequest, LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError, Unknown
 from logyard.protocol.frame import Buffer
 from logyard.protocol.kv import (
     COMPACT,
@@ -65,10 +65,14 @@ Steps: TypeAlias = Generator[Command | Question, Any, T]
 
 
 def write(operation: Operation) -> Steps[Result]:
-    """Return the steps of a put, a delete, a transaction, or a read that goes through consensus."""
+    """Return the steps of a put, a delete, a transaction, or a read that goes through consensus. What fails once it was
+    done raises `Unknown`: who is told of a failure may take it for one."""
     answer = yield Command(*encode(operation))
     revision, *fields = answer_of(answer)
-    return (yield from _decoded(kind_of(operation), revision, fields, {}))
+    try:
+        return (yield from _decoded(kind_of(operation), revision, fields, {}))
+    except LogyardError as error:
+        raise Unknown(f"done at revision {revision}, but what it read could not be fetched: {error}") from error
 
 
 def _decoded(kind: int, revision: int, fields: Sequence[Any], bodies: Bodies) -> Steps[Result]:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from logyard.protocol.errors import LogyardError
 from logyard.protocol.kv import (
     Bodies,
     Compare,
@@ -204,7 +205,13 @@ class KVVerbs(ABC):
             while True:
                 if isinstance(step, Command):
                     step = steps.send(self._command(step, timeout))
+                    continue
+                try:
+                    answer = self.ask(step.data, timeout, consistency, node)
+                except LogyardError as error:
+                    # The steps know whether anything was done before.
+                    step = steps.throw(error)
                 else:
-                    step = steps.send(self.ask(step.data, timeout, consistency, node))
+                    step = steps.send(answer)
         except StopIteration as stop:
             return cast(T, stop.value)

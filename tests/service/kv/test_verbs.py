@@ -15,6 +15,7 @@ import trio
 from logyard.client import errors
 from logyard.client.aio import Yard, connect
 from logyard.client.scans import audit_call
+from logyard.client.sync import connect_sync
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Located, Reader
 from logyard.machines.kv import KV
@@ -93,6 +94,41 @@ async def test_values_of_every_size_come_back(tmp_path: Path) -> None:
         assert [one.key for one in backwards.kvs] == sorted(values)[::-1][:3] and backwards.more
         by_mod = await kv.range(b"k", prefix=True, sort="mod", keys_only=True)
         assert [one.mod_revision for one in by_mod.kvs] == list(range(2, 12))
+
+
+async def test_what_was_done_and_can_not_be_fetched_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chaos found a transaction that its client was told of as refused, and that was done: its node was killed between
+    the command's answer and that to the question for the value it read."""
+
+    async def refused(*asked: object) -> Any:
+        raise errors.NotLeader(0)
+
+    def blocking(servers: list[str]) -> None:
+        with connect_sync(servers) as yard:
+            kv = yard.kv("kv")
+            with monkeypatch.context() as patch:
+                patch.setattr(type(kv), "ask", lambda *asked: trio.from_thread.run(refused))
+                with pytest.raises(errors.Unknown, match="done at revision 4"):
+                    kv.put(b"a", new, previous=True)
+
+    old, new = b"o" * 5000, b"n" * 5000
+    async with served(tmp_path) as (_, doors, yard):
+        kv = yard.kv("kv")
+        await kv.put(b"a", old)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(kv), "ask", refused)
+            with pytest.raises(errors.Unknown, match="done at revision 3"):
+                await kv.txn([Compare(b"a", "value", "=", old)], [Get(b"a"), Put(b"a", new)])
+            with pytest.raises(errors.LogyardError) as code:
+                await kv.put(b"x", b"", lease=12345)
+            assert code.value.code == "lease_not_found", "what the machine refused was not done"
+            with pytest.raises(errors.NotLeader):
+                await kv.get(b"a")
+        found = await kv.get(b"a")
+        assert found is not None and found.value == new
+        await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
 
 
 async def test_transactions_with_large_values_and_what_they_replaced(tmp_path: Path) -> None:
