@@ -74,7 +74,7 @@ STEPS = (
     Step("chaos-2", ("-m", "tests.chaos", "--minutes", "7", "--seed", "4")),
     Step("groups-1", ("-m", "tests.groups", "--minutes", "8", "--seed", "1")),
     Step("groups-2", ("-m", "tests.groups", "--minutes", "8", "--seed", "2")),
-    Step("demo-cluster", ("-m", "logyard.service.cli", "demo", "--cluster", "--json")),
+    Step("demo-cluster", ("-m", "logyard.service.cli", "demo", "--cluster")),
 )
 
 
