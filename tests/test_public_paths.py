@@ -56,6 +56,7 @@ PATHS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "logyard.pipeline.jobs.importing": ("Import", "run_import"),
         "logyard.pipeline.jobs.tables": ("Tables", "run_tables"),
         "logyard.pipeline.session": ("prepare",),
+        "logyard.service.cli": (),
         "logyard.service.config": (),
         "logyard.service.metrics": (),
         "logyard.testing": (
