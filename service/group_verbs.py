@@ -214,7 +214,9 @@ class ByCatalogue:
         except UnknownGroup:
             raise Busy(f"the catalogue, which does not know {name!r} yet,", 1.0) from None
         try:
-            await self._delete(name, force, topic)
+            if self._find(name).uid == member.uid:
+                # Else the name is another's already.
+                await self._delete(name, force, topic)
         except LogyardError:
             # Decided it is: a node that heard the catalogue first has let it go before its own command was answered.
             await self._let_go([member.uid])

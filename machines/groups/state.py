@@ -430,10 +430,12 @@ class Group:
         return found if found or topic in self.shapes else None
 
     def positions(self) -> Iterator[tuple[str, int, int]]:
-        """Return (topic, number, offset) of the partitions that it has read something of."""
+        """Yield (topic, number, offset) of the partitions that it has read something of. Of topics of one name the
+        newest, which has the name now: what was read of a deleted one stays."""
+        newest = {shape.name: topic for topic, shape in sorted(self.shapes.items())}
         for (topic, number), part in self.parts.items():
             shape = self.shapes.get(topic)
-            if shape is not None and part.offset >= 0:
+            if shape is not None and newest[shape.name] == topic and part.offset >= 0:
                 yield shape.name, number, part.offset
 
     def described(self) -> dict[str, Any]:
