@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from logyard.client.aio import connect
 from logyard.engine.raft.state import FOLLOWER, LEADER
 from logyard.machines.groups import Groups as Coordinator
+from logyard.machines.groups.state import Group, Part
 from logyard.service.consumer_lag import consumer_lags
 from tests.engine.host.cluster import until
 
@@ -80,3 +81,14 @@ def test_no_more_rows_than_asked_for() -> None:
     assert [(row.partition, row.offset, row.lag) for row in consumer_lags(groups, 2)] == [(0, 0, 10), (1, 1, 9)]
     member.raft.role = FOLLOWER
     assert not consumer_lags(groups)
+
+
+def test_of_topics_of_one_name_the_newest_has_it() -> None:
+    """A label set that is there twice spoils a scrape."""
+    group = Group("g", 0)
+    for topic, offset in ((7, 3), (9, 5)):
+        group.shapes[topic] = cast(Any, SimpleNamespace(name="orders"))
+        part = group.parts[topic, 0] = Part()
+        part.commit(offset)
+    group.parts[9, 1] = Part()
+    assert list(group.positions()) == [("orders", 0, 5)]

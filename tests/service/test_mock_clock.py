@@ -17,9 +17,8 @@ from .virtual_time import LIMITS, Replies, VirtualCluster, client, frame, virtua
 TTL_S = 60.0
 LIVENESS_S = LIMITS["liveness_timeout_ms"] / 1000
 ELECTION_S = LIMITS["election_ticks"] * LIMITS["tick_ms"] / 1000
-ELECTED_S = LIVENESS_S + 6 * ELECTION_S
-"""Two timeouts at their longest, the second twice as long: the first election may be split, and who was denied votes
-waits longer (`election.draw_timeout`)."""
+ELECTED_S = LIVENESS_S + 4 * ELECTION_S
+"""Two timeouts at their longest; no election is split here (`virtual_time.apart`)."""
 Clock = trio.testing.MockClock
 
 

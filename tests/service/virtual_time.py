@@ -7,6 +7,7 @@ engine's other clock, the module `time`, follows trio's, so that both tell the s
 
 from __future__ import annotations
 
+import random
 import socket
 import sys
 import time
@@ -22,6 +23,7 @@ from logyard.client import aio
 from logyard.client.aio import Yard, connect
 from logyard.protocol.errors import decode_error
 from logyard.protocol.frame import encode_frame
+from logyard.service import memory_cluster
 from logyard.service.door.server import Connection, RpcServer
 from logyard.service.memory_cluster import MemoryCluster, cluster
 from logyard.service.node import Node
@@ -213,13 +215,27 @@ def _on_clock(found: VirtualCluster) -> Iterator[None]:
     vars(trio.to_thread)["run_sync"] = run_sync
     dial: Any = aio.open_socket
     vars(aio)["open_socket"] = found.doors.dial
+    build: Any = vars(memory_cluster)["build_system"]
+
+    def built(path: Path, number: int, *given: Any, **named: Any) -> Any:
+        return build(path, number, *given, draw=apart(number), **named)
+
+    vars(memory_cluster)["build_system"] = built
     try:
         yield
     finally:
+        vars(memory_cluster)["build_system"] = build
         vars(aio)["open_socket"] = dial
         vars(trio.to_thread)["run_sync"] = real
         for one in changed:
             vars(one)["time"] = time
+
+
+def apart(number: int) -> Callable[[int], int]:
+    """Draw timeouts that no two of three nodes share: no election is split, so there is a bound on how long one takes
+    (split ones have their tests in `engine/raft` and in the simulator)."""
+    chance, ticks = random.Random(number), LIMITS["election_ticks"]
+    return lambda count: number * count // 4 if count == ticks else chance.randrange(count)
 
 
 @asynccontextmanager

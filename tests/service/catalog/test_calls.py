@@ -111,3 +111,27 @@ async def test_what_the_catalogue_let_go_is_deleted_though_its_own_command_was_n
     verbs = ByCatalogue(cast(Any, Births()), lambda name: member, delete, let_go)
     await verbs.delete_group("log")
     assert done == [("catalogue", member.uid), "log", ("node", member.uid)]
+
+
+async def test_a_deletion_lets_a_names_next_owner_be() -> None:
+    """Between the catalogue's decision and the group's own command the name is free."""
+    member, other = member_of({1}, name="log"), member_of({1}, name="log")
+    cast(Any, member.raft).role = LEADER
+    cast(Any, other).uid = member.uid + 1
+    found = [member, other]
+
+    class Births:
+        create_batch = None
+
+        async def delete(self, uid: int) -> None:
+            assert uid == member.uid
+
+    async def delete(name: str, force: bool, topic: int) -> None:
+        raise AssertionError("it is another's")
+
+    async def let_go(uids: Sequence[int]) -> None:
+        raise AssertionError("it is gone")
+
+    verbs = ByCatalogue(cast(Any, Births()), lambda name: found.pop(0), delete, let_go)
+    await verbs.delete_group("log")
+    assert not found
