@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -115,10 +116,9 @@ async def test_what_the_catalogue_let_go_is_deleted_though_its_own_command_was_n
 
 async def test_a_deletion_lets_a_names_next_owner_be() -> None:
     """Between the catalogue's decision and the group's own command the name is free."""
-    member, other = member_of({1}, name="log"), member_of({1}, name="log")
+    member = member_of({1}, name="log")
     cast(Any, member.raft).role = LEADER
-    cast(Any, other).uid = member.uid + 1
-    found = [member, other]
+    found: list[Any] = [member, SimpleNamespace(uid=member.uid + 1)]
 
     class Births:
         create_batch = None
