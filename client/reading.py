@@ -169,11 +169,13 @@ class Membership:
             reading = self.readings.get(owned.key)
             partition = there.get(owned.key[1])
             if reading is None or reading.epoch != owned.epoch:
-                if partition is None:
-                    # A partition that this process has not heard of yet: it asks, and then is told again.
+                told = standing.revisions.get(row.id, 0)
+                if partition is None or told > row.revision:
+                    # A partition that this process has not heard of yet, maybe one that has a number which another one
+                    # had before: it asks, and then is told again.
                     self.version, self.revision = 0, max(self.revision, row.revision + 1)
                     continue
-                if partition.born and standing.revisions.get(row.id, 0) < row.revision:
+                if partition.born and told < row.revision:
                     # The coordinator may mean the one that had its number before: it is told, and then says it again.
                     self.version = 0
                     continue
