@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from .blocks import BadBlocks, extents
@@ -54,8 +55,13 @@ class Failing:
 
     def files(self, *kinds: str) -> list[Path]:
         """The node's files of these kinds that have bytes."""
-        found = [path for path in sorted(self.path.rglob("*")) if path.suffix in kinds]
-        return [path for path in found if path.stat().st_size >= BLOCK and extents(path)]
+        found = []
+        for path in sorted(self.path.rglob("*")):
+            # The node lives, and its files come and go.
+            with suppress(FileNotFoundError):
+                if path.suffix in kinds and path.stat().st_size >= BLOCK and extents(path):
+                    found.append(path)
+        return found
 
     def run(self, counts: Counts, number: int, seed: int) -> bool:
         """A life, blocks that fail, and the recovery once they are sound. Whether anything met them."""
@@ -66,7 +72,11 @@ class Failing:
         # When the disk fails is the test's to choose: nothing is waited for.
         threading.Event().wait(self.draw.uniform(*LIFE_S))
         if self.kind == "write":
-            self.disk.order(write=[one for path in self.files(".wal") for one in extents(path)])
+            ranges = []
+            for path in self.files(".wal"):
+                with suppress(FileNotFoundError):
+                    ranges += extents(path)
+            self.disk.order(write=ranges)
             self.ended(node)
         else:
             os.kill(node, signal.SIGKILL)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import trio
 
+from logyard.engine.config import SystemConfig
+from logyard.engine.disk.door import Disk
 from logyard.engine.disk.faulty import FaultyDisk
+from logyard.engine.disk.health import DiskHealth
 
 from .cluster import cluster, until
 from .slow_disk import SlowDisk
@@ -92,3 +98,11 @@ async def test_a_write_of_many_batches_is_alive_while_its_batches_get_done(tmp_p
 async def test_probes_are_counted_from_none(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, disk_probe_ms=60_000) as c:
         assert c.system(1).host.disk_health.probes == 0
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_a_batch_that_is_seen_for_the_first_time_has_its_own_time(tmp_path: Path, batch: int) -> None:
+    """Whatever its number is: the thread may be long at a write of many batches when the first look comes."""
+    writes: Any = SimpleNamespace(stalled_s=lambda: 60.0, batch=batch, error=None)
+    health = DiskHealth(Disk(), tmp_path, SystemConfig(), writes, lambda work: None)
+    assert health.stalled_s() < 1.0 and health.healthy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -233,3 +234,15 @@ def test_an_unfinished_file_is_removed_and_other_names_are_left_alone(tmp_path: 
     assert yard.mended() == ([], False)
     assert sorted(one.name for one in yard.file.parent.iterdir()) == sorted([yard.file.name, "notes"])
     assert yard.file.read_bytes() == yard.new
+
+
+def test_files_are_gone_for_good_before_the_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut that brought one back would have it speak for a replica that went."""
+    files = ManifestFiles(Disk(), str(tmp_path))
+    files.store([(UID, bytes(HEADER_BYTES))])
+    synced: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        Disk, "sync_directory", lambda disk, path: synced.append((path, os.path.exists(files.path(UID))))
+    )
+    files.remove([UID])
+    assert synced == [(str(tmp_path), False)] and not files.uids
