@@ -85,3 +85,11 @@ def test_who_is_not_there_is_nobodys() -> None:
     table.add(9, row()._replace(name="a"))
     assert table.pop(8) is None and 8 not in table and table.named("a") == 9
     assert table.pop(9) == row()._replace(name="a") and not len(table) and table.named("a") == 0
+
+
+def test_a_walk_meets_the_last_two_numbers_there_are() -> None:
+    table = QuiescedTable(2)
+    last = [(1 << 63) - 2, (1 << 63) - 1]
+    for uid in last:
+        table.add(uid, row())
+    assert [uid for uid, _ in table.rows()] == last

@@ -360,6 +360,14 @@ async def test_a_sound_segment_is_read_and_one_that_nobody_needs_is_not(tmp_path
     assert not rig.findings.named and rig.findings.counts["segment"]["bytes"] == size
 
 
+async def test_a_pass_leaves_no_descriptor(tmp_path: Path) -> None:
+    rig, segments, _ = stored(tmp_path)
+    await segment_pass(rig, segments)
+    before = len(os.listdir("/proc/self/fd"))
+    await segment_pass(rig, segments)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 async def test_a_segment_is_written_anew_from_a_reader_that_knows_it(tmp_path: Path) -> None:
     rig, segments, _ = stored(tmp_path)
     good = segments.path(5).read_bytes()

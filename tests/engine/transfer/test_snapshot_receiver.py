@@ -251,3 +251,10 @@ async def test_a_machine_that_can_not_restore_it_stops_its_group_alone() -> None
     rig.receiver._host = rig.receiver._host._replace(restore=fails)
     await rig.offer((1, snapshot()))
     assert ("stop",) in rig.events and not rig.receiver.installed
+
+
+async def test_an_older_offer_of_another_node_is_answered_at_once() -> None:
+    """Who leads no more and is not told would wait for it, and offer nothing else until it gives up."""
+    rig = Rig()
+    await rig.offer((1, snapshot()), (2, snapshot(INDEX - 2)))
+    assert rig.outcome() == [(2, "a newer snapshot is on its way"), (1, "")]
