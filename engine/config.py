@@ -18,6 +18,8 @@ from logyard.protocol.errors import BadRequest
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+RING_ENTRIES_DUE = 128
+"""Of a system group, above its snapshot: the less changed, the less is written, and kept by LMDB, at a time."""
 
 _Number = TypeVar("_Number", int, float)
 _SIZE = re.compile(r"([0-9][0-9_]*)\s*(B|KiB|MiB|GiB)?", re.ASCII)
@@ -71,8 +73,8 @@ class SystemConfig:
         1024,
         16,
         65_536,
-        "Entries that the ring of a system group has room for: with half of them above its last snapshot the next one "
-        "is due, with seven eighths commands wait. A ring that is there keeps its size.",
+        "Entries that the ring of a system group has room for: with half of them, or 128, above its last snapshot the "
+        "next one is due, with seven eighths commands wait. A ring that is there keeps its size.",
     )
     ring_slot_bytes: int = _limit(
         4 * KIB,
@@ -424,7 +426,7 @@ class SystemConfig:
     @property
     def ring_entries_due(self) -> int:
         """Entries of a system group since its last snapshot that make the next one due."""
-        return min(self.snapshot_entries, self.ring_slots // 2)
+        return min(self.snapshot_entries, self.ring_slots // 2, RING_ENTRIES_DUE)
 
     @property
     def ring_entries_max(self) -> int:

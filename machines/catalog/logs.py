@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from logyard.engine.machine import Reject
 
+from .index import Index
 from .section import At, Table
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -25,7 +26,7 @@ RESERVED = "_catalog"
 OF_CLIENTS = ("topics", "groups")
 """Machines of the cluster's own groups that clients make when they are first needed."""
 MAKING, LIVE, UNDOING, DELETING, CONFLICTING = "making", "live", "undoing", "deleting", "conflicting"
-NAMED = (MAKING, LIVE)
+NAMED, LEAVING, SETTLED = (MAKING, LIVE), (UNDOING, DELETING), (LIVE, CONFLICTING)
 PAGE_MAX = 1000
 
 
@@ -70,9 +71,9 @@ class Logs:
     def __init__(self, moving: Callable[[int], bool] = lambda uid: False) -> None:
         self._moving = moving
         self.rows: Table[Log] = Table("rows", Log)
-        self.names: dict[str, int] = {}
+        self.names = Index(lambda number, name: self._kept(number).name == name)
         """Numbers of those that have their name."""
-        self.uids: dict[int, int] = {}
+        self.uids = Index(lambda number, uid: self._kept(number).uid == uid)
         self.unsettled: set[int] = set()
         """Numbers of those that are being made, taken back or deleted."""
         self.revision = 0
@@ -215,7 +216,7 @@ class Logs:
                 seen=index, voters=tuple(sorted(voters)), learners=tuple(sorted(learners)), revision=at.index
             )
         if row.state in (MAKING, UNDOING):
-            taken = self.names.get(row.name, number) != number
+            taken = self.names.get(row.name) not in (None, number)
             row = row._replace(state=CONFLICTING if taken else LIVE, waiting=(), revision=at.index)
             news = True
         if news:
@@ -239,7 +240,7 @@ class Logs:
             if (holder.created, holder.uid) < (created, uid) or holder.state == MAKING:
                 state = CONFLICTING
             else:
-                self._put(self.uids[holder.uid], holder._replace(state=CONFLICTING, revision=at.index))
+                self._put(self._row(holder.uid)[0], holder._replace(state=CONFLICTING, revision=at.index))
         members = tuple(sorted(found.get("members") or voters))
         row = Log(
             name, uid, str(found["machine"]), found.get("arguments") or {}, members, created, state, at.index,
@@ -297,15 +298,14 @@ class Logs:
         """Note that a node has nothing of a group that is going; return whether that was the last one."""
         number = self.uids.get(uid)
         row = None if number is None else self.rows.get(number)
-        if number is None or row is None or row.state not in (UNDOING, DELETING):
+        if number is None or row is None or row.state not in LEAVING:
             return row is None
         left = tuple(one for one in row.waiting if one != node)
         if left:
             self._put(number, row._replace(waiting=left, revision=at.index))
             return False
-        self._unindex(number, row)
         self.rows.drop(number)
-        self.revision += 1
+        self._index(number, row, None)
         return True
 
     # Keeping.
@@ -318,57 +318,71 @@ class Logs:
         """Take the rows, and index them."""
         self.rows.restore(shards)
         for number, row in self.rows:
-            self._index(number, row)
+            self._index(number, None, row)
 
     def upgrade(self, from_version: int, to_version: int) -> None:
         """Have nothing to do: there is one version."""
 
     def _row(self, uid: int) -> tuple[int, Log]:
-        number = self.uids.get(uid, 0)
-        row = self.rows.get(number)
-        if row is None:
+        number = self.uids.get(uid)
+        if number is None:
             raise Reject("unknown_group", f"the catalogue knows no log of uid {uid:016x}")
-        return number, row
+        return number, self._kept(number)
 
     def _named(self, values: Mapping[str, Any]) -> tuple[int, Log]:
         name = str(values["name"])
-        row = self.find(name)
-        if row is None:
+        number = self.names.get(name)
+        if number is None:
             raise Reject("unknown_group", f"the catalogue knows no log {name!r}")
-        return self.names[name], row
+        return number, self._kept(number)
+
+    def _kept(self, number: int) -> Log:
+        """Return the row of a number that an index has."""
+        row = self.rows.get(number)
+        assert row is not None, number
+        return row
 
     def _put(self, number: int, row: Log) -> None:
         old = self.rows.get(number)
-        if old is not None:
-            self._unindex(number, old)
         self.rows.put(number, row)
-        self._index(number, row)
+        self._index(number, old, row)
+
+    def _index(self, number: int, old: Log | None, row: Log | None) -> None:
+        """Find a row in place of what it was; None: it was not, or is no more."""
         self.revision += 1
-
-    def _index(self, number: int, row: Log) -> None:
-        self.uids[row.uid] = number
-        if row.state in (MAKING, UNDOING, DELETING):
+        if old is None and row is not None:
+            self.uids.add(row.uid, number)
+        elif old is not None and row is None:
+            self.uids.discard(old.uid, number)
+        if (held := _name(old, NAMED)) != (name := _name(row, NAMED)):
+            if held is not None:
+                self.names.discard(held, number)
+            if name is not None:
+                self.names.add(name, number)
+        if (left := _name(old, LEAVING)) != (name := _name(row, LEAVING)):
+            if left is not None:
+                self._going[left].discard(number)
+                if not self._going[left]:
+                    del self._going[left]
+            if name is not None:
+                self._going.setdefault(name, set()).add(number)
+        if row is None or row.state in SETTLED:
+            self.unsettled.discard(number)
+        else:
             self.unsettled.add(number)
-        if row.state in NAMED:
-            self.names[row.name] = number
-        elif row.state != CONFLICTING:
-            self._going.setdefault(row.name, set()).add(number)
-        self._held.update(_holders(row))
-
-    def _unindex(self, number: int, row: Log) -> None:
-        self.uids.pop(row.uid, None)
-        self.unsettled.discard(number)
-        if self.names.get(row.name) == number:
-            del self.names[row.name]
-        if number in (going := self._going.get(row.name, set())):
-            going.discard(number)
-            if not going:
-                del self._going[row.name]
-        self._held.subtract(_holders(row))
+        if (before := _holders(old)) != (after := _holders(row)):
+            self._held.subtract(before)
+            self._held.update(after)
 
 
-def _holders(row: Log) -> set[int]:
-    return set(row.waiting) if row.state in (UNDOING, DELETING) else row.nodes()
+def _name(row: Log | None, states: Collection[str]) -> str | None:
+    return row.name if row is not None and row.state in states else None
+
+
+def _holders(row: Log | None) -> set[int]:
+    if row is None:
+        return set()
+    return set(row.waiting) if row.state in LEAVING else row.nodes()
 
 
 def shown(row: Log) -> dict[str, Any]:

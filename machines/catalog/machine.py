@@ -8,7 +8,6 @@ same answer and changes nothing; restoring builds all sections anew before any o
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,17 +15,13 @@ import msgpack
 
 from logyard.engine.machine import Applied, Context, PayloadRange, PayloadRef, Position, Reject, Release, Sections
 
+from .answers import SHARDS, Answers
 from .command import command_of, done, question_of, refused
 from .compose import VERSIONS, make_sections
 from .section import At, Section
 
 OWN = "catalog"
 """The section with the versions that the others were written in."""
-ANSWERS = "answers"
-"""The section with the newest answers, for whoever asks again."""
-ANSWERS_MAX = 1024
-ANSWER_BYTES_MAX = 64 << 10
-"""A longer answer is not kept: who asks again is told by the state itself."""
 
 
 class Catalog:
@@ -48,7 +43,7 @@ class Catalog:
         self.version = len(versions)
         self.in_force = 1
         self.sections = self._made(1)
-        self._answers: OrderedDict[bytes, bytes] = OrderedDict()
+        self._answers = Answers()
 
     def _made(self, in_force: int) -> dict[str, Section]:
         found = {section.name: section for section in self._make()}
@@ -66,8 +61,8 @@ class Catalog:
         """Apply one command; a refusal of its section is a reply like any other."""
         effects = [Release(Position(ref.index, ref.ordinal), Position(ref.index, ref.ordinal + 1)) for ref in refs]
         wanted = command_of(command)
-        if wanted.request is not None and wanted.request in self._answers:
-            return Applied(self._answers[wanted.request], effects)
+        if wanted.request is not None and (answer := self._answers.get(wanted.request)) is not None:
+            return Applied(answer, effects)
         try:
             section = self._section(wanted.section, wanted.version, wanted.command)
             at = At(context.index, context.timestamp, self._known[wanted.section])
@@ -76,10 +71,8 @@ class Catalog:
             reply = refused(refusal)
         except (KeyError, TypeError, ValueError) as error:
             raise Reject("bad_request", f"{wanted.section} {wanted.command}: {error!r}"[:512]) from error
-        if wanted.request is not None and len(reply) <= ANSWER_BYTES_MAX:
-            self._answers[wanted.request] = reply
-            if len(self._answers) > ANSWERS_MAX:
-                self._answers.popitem(last=False)
+        if wanted.request is not None:
+            self._answers.put(wanted.request, reply)
         return Applied(reply, effects)
 
     def upgrade(self, from_version: int, to_version: int) -> None:
@@ -109,10 +102,7 @@ class Catalog:
 
     def snapshot(self) -> Sections:
         """Return each section's shards under its name, the versions, and the newest answers."""
-        found = {
-            OWN: msgpack.packb([self.in_force, sorted(self._known.items())]),
-            ANSWERS: msgpack.packb(list(self._answers.items())),
-        }
+        found = {OWN: msgpack.packb([self.in_force, sorted(self._known.items())]), **self._answers.shards()}
         for name in sorted(self._known):
             found |= {f"{name}.{shard}": data for shard, data in self.sections[name].snapshot().items()}
         return found
@@ -124,8 +114,9 @@ class Catalog:
         if not 0 < in_force <= len(self._versions):
             raise ValueError(f"a snapshot of version {in_force}; this catalogue has {len(self._versions)}")
         apart: dict[str, dict[str, bytes]] = {name: {} for name, _ in written}
+        answers = {key: data for key, data in sections.items() if key.startswith(SHARDS)}
         for key, data in sections.items():
-            if key not in (OWN, ANSWERS):
+            if key != OWN and key not in answers:
                 name, _, shard = key.partition(".")
                 if name not in apart:
                     raise ValueError(f"shard {key!r} belongs to no section")
@@ -136,8 +127,8 @@ class Catalog:
         for name, section in made.items():
             if name in apart:
                 section.restore(apart[name], dict(written)[name])
+        self._answers = Answers(answers)
         self.sections, self.in_force = made, in_force
-        self._answers = OrderedDict((bytes(request), reply) for request, reply in msgpack.unpackb(sections[ANSWERS]))
 
     def live_refs(self) -> Iterable[PayloadRange]:
         """Return nothing: the catalogue keeps no payloads."""

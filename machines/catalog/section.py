@@ -9,13 +9,15 @@ shard that nothing happened to gives the same bytes again.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import msgpack
 
-ROWS_PER_SHARD = 512
-"""Some 64 KiB of rows of logs; numbers are never reused, so a row never changes its shard."""
+ROWS_PER_SHARD = 256
+"""Some 20 KiB of rows of logs, and one of 400 shards of 100,000: a change writes as much of the one as of the names of
+the others. Numbers are never reused, so a row never changes its shard."""
 
 
 class At(NamedTuple):
@@ -64,38 +66,44 @@ Row = TypeVar("Row")
 
 
 class Table(Generic[Row]):
-    """Rows by number, kept as bytes, encoded in shards of `ROWS_PER_SHARD` numbers. Numbers are given out once.
+    """Rows by number, kept as the bytes of their shards, of `ROWS_PER_SHARD` numbers each. Numbers are given out once.
 
     `make` builds a row of the values that were packed: tuples come back as tuples, at any depth. A row is never
-    changed in place: `put` another one.
+    changed in place: `put` another one. A shard is one object of bytes, numbers before their rows, which is what a
+    snapshot stores; beside it lie the sizes of what it has, 0 where there is none.
     """
 
-    __slots__ = ("name", "next", "_make", "_shards", "_encoded", "_count")
+    __slots__ = ("name", "next", "_make", "_shards", "_sizes", "_count")
 
     def __init__(self, name: str, make: Callable[..., Row], first: int = 1) -> None:
         self.name = name
         self.next = first
         self._make = make
-        self._shards: dict[int, dict[int, bytes]] = {}
-        self._encoded: dict[int, bytes] = {}
+        self._shards: dict[int, bytes] = {}
+        self._sizes: dict[int, array[int]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __contains__(self, number: int) -> bool:
-        return number in self._shards.get(number // ROWS_PER_SHARD, ())
+        sizes = self._sizes.get(number // ROWS_PER_SHARD)
+        return sizes is not None and sizes[number % ROWS_PER_SHARD] > 0
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         """Yield (number, row), by number; rows may come and go meanwhile."""
         for shard in sorted(self._shards):
-            for number, data in sorted(self._shards.get(shard, {}).items()):
+            for number, data in _rows(self._shards.get(shard, b"")):
                 yield number, self._unpacked(data)
 
     def get(self, number: int) -> Row | None:
         """Return a row, or None."""
-        data = self._shards.get(number // ROWS_PER_SHARD, {}).get(number)
-        return None if data is None else self._unpacked(data)
+        shard, place = divmod(number, ROWS_PER_SHARD)
+        sizes = self._sizes.get(shard)
+        if sizes is None or not (size := sizes[place]):
+            return None
+        end = sum(sizes[: place + 1])
+        return self._unpacked(self._shards[shard][end - size + _number_bytes(number) : end])
 
     def add(self, row: Row) -> int:
         """Store a row under a number that no row ever had, and return it."""
@@ -105,10 +113,7 @@ class Table(Generic[Row]):
 
     def put(self, number: int, row: Row) -> None:
         """Store a row, in place of the one of that number."""
-        shard = self._shards.setdefault(number // ROWS_PER_SHARD, {})
-        self._count += number not in shard
-        shard[number] = msgpack.packb(row)
-        self._encoded.pop(number // ROWS_PER_SHARD, None)
+        self._replace(number, msgpack.packb(number) + msgpack.packb(row))
         self.next = max(self.next, number + 1)
 
     def skip(self, number: int) -> None:
@@ -117,21 +122,13 @@ class Table(Generic[Row]):
 
     def drop(self, number: int) -> None:
         """Forget a row; its number is not given out again."""
-        key = number // ROWS_PER_SHARD
-        shard = self._shards.get(key, {})
-        if shard.pop(number, None) is not None:
-            self._count -= 1
-            self._encoded.pop(key, None)
-        if not shard:
-            self._shards.pop(key, None)
+        if number in self:
+            self._replace(number, b"")
 
     def shards(self) -> dict[str, bytes]:
         """Return the whole table, by names that begin with its own."""
-        for key, shard in self._shards.items():
-            if key not in self._encoded:
-                self._encoded[key] = b"".join(msgpack.packb(number) + data for number, data in sorted(shard.items()))
         found = {self.name: msgpack.packb(self.next)}
-        found |= {f"{self.name}-{key}": self._encoded[key] for key in sorted(self._encoded)}
+        found |= {f"{self.name}-{key}": self._shards[key] for key in sorted(self._shards)}
         return found
 
     def restore(self, shards: Mapping[str, bytes]) -> None:
@@ -140,14 +137,37 @@ class Table(Generic[Row]):
         for name, data in shards.items():
             table, _, key = name.rpartition("-")
             if table == self.name:
-                self._shards[int(key)] = rows = dict(_rows(data))
-                self._encoded[int(key)] = data
-                self._count += len(rows)
-                if any(number // ROWS_PER_SHARD != int(key) or number >= self.next for number in rows):
-                    raise ValueError(f"shard {name!r} has rows of another one")
+                sizes, last = _no_sizes(), -1
+                for number, row in _rows(data):
+                    if number // ROWS_PER_SHARD != int(key) or not last < number < self.next:
+                        raise ValueError(f"shard {name!r} has rows of another one")
+                    sizes[number % ROWS_PER_SHARD] = _number_bytes(number) + len(row)
+                    last = number
+                    self._count += 1
+                self._shards[int(key)], self._sizes[int(key)] = data, sizes
+
+    def _replace(self, number: int, data: bytes) -> None:
+        key, place = divmod(number, ROWS_PER_SHARD)
+        shard = self._shards.get(key, b"")
+        sizes = self._sizes.get(key) or self._sizes.setdefault(key, _no_sizes())
+        first = sum(sizes[:place])
+        shard = shard[:first] + data + shard[first + sizes[place] :]
+        self._count += (len(data) > 0) - (sizes[place] > 0)
+        if shard:
+            self._shards[key], sizes[place] = shard, len(data)
+        else:
+            del self._shards[key], self._sizes[key]
 
     def _unpacked(self, data: bytes) -> Row:
         return self._make(*msgpack.unpackb(data, use_list=False, strict_map_key=False))
+
+
+def _no_sizes() -> array[int]:
+    return array("I", bytes(4 * ROWS_PER_SHARD))
+
+
+def _number_bytes(number: int) -> int:
+    return len(msgpack.packb(number))
 
 
 def _rows(data: bytes) -> Iterable[tuple[int, bytes]]:

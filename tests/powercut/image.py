@@ -42,6 +42,17 @@ def command(*words: str) -> None:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
 
 
+def attach(file: Path) -> str:
+    """Return a loop device for an image. One request of it is one of the FUSE file system that serves the image: the
+    kernel's loop device calls a write good of which only the first part could be done."""
+    done = subprocess.run(["losetup", "--find", "--show", str(file)], capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"losetup: {done.stderr.strip()}")
+    device = done.stdout.strip()
+    Path(f"/sys/block/{Path(device).name}/queue/max_sectors_kb").write_text("128", "ascii")
+    return device
+
+
 class Image:
     """One file system. `path` is where it is mounted, `file` another image than its own. Use as a context."""
 
@@ -77,7 +88,12 @@ class Image:
 
     def mount(self) -> None:
         """Mount it: the file system's own recovery runs."""
-        command("mount", "-o", "loop", str(self.file), str(self.path))
+        device = attach(self.file)
+        try:
+            command("mount", device, str(self.path))
+        finally:
+            # It goes when it is not mounted any more.
+            command("losetup", "--detach", device)
 
     def cut(self) -> None:
         """From now on nothing reaches the device, not even the journal. What runs on it gets errors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.crash.trace import available
 
 from . import blocks
 from .failing import failing_blocks
-from .image import MAKE, reason_against
+from .image import MAKE, attach, command, reason_against
 from .life import Counts
 from .run import failing_sync, row, run
 
@@ -50,3 +51,18 @@ def test_what_can_not_be_tried_says_why(monkeypatch: pytest.MonkeyPatch) -> None
     assert {kind: found.not_run[kind] for kind in MAKE} == dict.fromkeys(MAKE, "needs root")
     assert found.not_run["eio of a block"] == "needs root"
     assert not found.by_kind.keys() & set(MAKE) and row(found)["not_run"] == found.not_run
+
+
+@pytest.mark.skipif(bool(NO_BLOCKS), reason=NO_BLOCKS or "-")
+def test_a_write_whose_end_meets_bad_blocks_fails(tmp_path: Path) -> None:
+    """A disk that called it good would have the node believe in bytes that are not there."""
+    with blocks.BadBlocks(tmp_path, 8 << 20) as disk:
+        device = attach(disk.file)
+        fd = os.open(device, os.O_WRONLY | os.O_DIRECT)
+        try:
+            disk.order(write=[(150_000, 150_001)])
+            with mmap.mmap(-1, 1 << 20) as data, pytest.raises(OSError, match="Input/output error"):
+                os.pwrite(fd, data, 0)
+        finally:
+            os.close(fd)
+            command("losetup", "--detach", device)

@@ -1,0 +1,83 @@
+"""The newest answers of the catalogue, for whoever asks again.
+
+They lie in shards, in the order in which they came. A full shard is never changed, only dropped as a whole, when it is
+the oldest and those after it are as many, or as large, as are kept; so a snapshot writes the newest shard alone.
+Invariant: what is kept follows from the commands, and a restored copy goes on like the one that gave the shards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import msgpack
+
+SHARDS = "answers-"
+"""How the names of shards begin."""
+ANSWERS_MAX = 1024
+BYTES_MAX = 2 << 20
+ANSWER_BYTES_MAX = 64 << 10
+"""A longer answer is not kept: who asks again is told by the state itself."""
+SHARD_ANSWERS = 64
+SHARD_BYTES = 8 << 10
+"""A shard with so many answers, or so many bytes of them, is full."""
+
+
+class _Shard:
+    """Replies by request; `encoded` is None while that is to be done."""
+
+    __slots__ = ("number", "replies", "bytes", "encoded")
+
+    def __init__(self, number: int, replies: dict[bytes, bytes], encoded: bytes | None = None) -> None:
+        self.number = number
+        self.replies = replies
+        self.bytes = sum(map(len, replies.values()))
+        self.encoded = encoded
+
+    @property
+    def full(self) -> bool:
+        return len(self.replies) >= SHARD_ANSWERS or self.bytes >= SHARD_BYTES
+
+
+class Answers:
+    """Replies by request: `ANSWERS_MAX`, or `BYTES_MAX` of them, and what is above that in the oldest shard."""
+
+    def __init__(self, shards: Mapping[str, bytes] | None = None) -> None:
+        """Begin with nothing, or with what `shards` gave. Raises ValueError for a shard's name without its number."""
+        found = [_Shard(int(name[len(SHARDS) :]), _replies(data), data) for name, data in (shards or {}).items()]
+        self._shards = deque(sorted(found, key=lambda shard: shard.number))
+        self._replies = {request: reply for shard in self._shards for request, reply in shard.replies.items()}
+        self._bytes = sum(shard.bytes for shard in self._shards)
+
+    def get(self, request: bytes) -> bytes | None:
+        """Return the reply of a request, or None: it is new, or too old."""
+        return self._replies.get(request)
+
+    def put(self, request: bytes, reply: bytes) -> None:
+        """Keep the reply of a new request, unless it is above `ANSWER_BYTES_MAX`."""
+        if len(reply) > ANSWER_BYTES_MAX:
+            return
+        if not self._shards or self._shards[-1].full:
+            self._shards.append(_Shard(self._shards[-1].number + 1 if self._shards else 0, {}))
+        newest = self._shards[-1]
+        newest.replies[request] = self._replies[request] = reply
+        newest.bytes += len(reply)
+        newest.encoded = None
+        self._bytes += len(reply)
+        oldest = self._shards[0]
+        if len(self._replies) - len(oldest.replies) >= ANSWERS_MAX or self._bytes - oldest.bytes >= BYTES_MAX:
+            self._shards.popleft()
+            self._bytes -= oldest.bytes
+            for request in oldest.replies:
+                del self._replies[request]
+
+    def shards(self) -> dict[str, bytes]:
+        """Return all, by names that begin with `SHARDS`; a shard that nothing happened to is the same object again."""
+        for shard in self._shards:
+            if shard.encoded is None:
+                shard.encoded = msgpack.packb(list(shard.replies.items()))
+        return {f"{SHARDS}{shard.number}": shard.encoded for shard in self._shards if shard.encoded is not None}
+
+
+def _replies(data: bytes) -> dict[bytes, bytes]:
+    return {bytes(request): bytes(reply) for request, reply in msgpack.unpackb(data)}
