@@ -24,15 +24,26 @@ SHARD_BYTES = 8 << 10
 
 
 class _Shard:
-    """Replies by request; `encoded` is None while that is to be done."""
+    """Replies by request."""
 
-    __slots__ = ("number", "replies", "bytes", "encoded")
+    __slots__ = ("number", "replies", "bytes", "_encoded")
 
     def __init__(self, number: int, replies: dict[bytes, bytes], encoded: bytes | None = None) -> None:
         self.number = number
         self.replies = replies
         self.bytes = sum(map(len, replies.values()))
-        self.encoded = encoded
+        self._encoded = encoded
+
+    def add(self, request: bytes, reply: bytes) -> None:
+        self.replies[request] = reply
+        self.bytes += len(reply)
+        self._encoded = None
+
+    def encode(self) -> bytes:
+        """Return it as bytes, the same object while nothing is added."""
+        if self._encoded is None:
+            self._encoded = msgpack.packb(list(self.replies.items()))
+        return self._encoded
 
     @property
     def full(self) -> bool:
@@ -44,7 +55,8 @@ class Answers:
 
     def __init__(self, shards: Mapping[str, bytes] | None = None) -> None:
         """Begin with nothing, or with what `shards` gave. Raises ValueError for a shard's name without its number."""
-        found = [_Shard(int(name[len(SHARDS) :]), _replies(data), data) for name, data in (shards or {}).items()]
+        # Before there were shards, one section had them all: it has no number.
+        found = [_Shard(int(name[len(SHARDS) :] or 0), _replies(data), data) for name, data in (shards or {}).items()]
         self._shards = deque(sorted(found, key=lambda shard: shard.number))
         self._replies = {request: reply for shard in self._shards for request, reply in shard.replies.items()}
         self._bytes = sum(shard.bytes for shard in self._shards)
@@ -59,10 +71,8 @@ class Answers:
             return
         if not self._shards or self._shards[-1].full:
             self._shards.append(_Shard(self._shards[-1].number + 1 if self._shards else 0, {}))
-        newest = self._shards[-1]
-        newest.replies[request] = self._replies[request] = reply
-        newest.bytes += len(reply)
-        newest.encoded = None
+        self._shards[-1].add(request, reply)
+        self._replies[request] = reply
         self._bytes += len(reply)
         oldest = self._shards[0]
         if len(self._replies) - len(oldest.replies) >= ANSWERS_MAX or self._bytes - oldest.bytes >= BYTES_MAX:
@@ -73,10 +83,7 @@ class Answers:
 
     def shards(self) -> dict[str, bytes]:
         """Return all, by names that begin with `SHARDS`; a shard that nothing happened to is the same object again."""
-        for shard in self._shards:
-            if shard.encoded is None:
-                shard.encoded = msgpack.packb(list(shard.replies.items()))
-        return {f"{SHARDS}{shard.number}": shard.encoded for shard in self._shards if shard.encoded is not None}
+        return {f"{SHARDS}{shard.number}": shard.encode() for shard in self._shards}
 
 
 def _replies(data: bytes) -> dict[bytes, bytes]:

@@ -114,7 +114,7 @@ class Catalog:
         if not 0 < in_force <= len(self._versions):
             raise ValueError(f"a snapshot of version {in_force}; this catalogue has {len(self._versions)}")
         apart: dict[str, dict[str, bytes]] = {name: {} for name, _ in written}
-        answers = {key: data for key, data in sections.items() if key.startswith(SHARDS)}
+        answers = {key: data for key, data in sections.items() if key.startswith(SHARDS) or key == SHARDS[:-1]}
         for key, data in sections.items():
             if key != OWN and key not in answers:
                 name, _, shard = key.partition(".")

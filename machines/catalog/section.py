@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import msgpack
@@ -132,19 +133,27 @@ class Table(Generic[Row]):
         return found
 
     def restore(self, shards: Mapping[str, bytes]) -> None:
-        """Take the rows that `shards` gave, other tables' shards left aside. Raises ValueError for what is none."""
+        """Take the rows that `shards` gave, other tables' shards left aside; they may be of another size. Raises
+        ValueError for what is none."""
         self.next = int(msgpack.unpackb(shards[self.name]))
         for name, data in shards.items():
-            table, _, key = name.rpartition("-")
-            if table == self.name:
-                sizes, last = _no_sizes(), -1
-                for number, row in _rows(data):
-                    if number // ROWS_PER_SHARD != int(key) or not last < number < self.next:
-                        raise ValueError(f"shard {name!r} has rows of another one")
-                    sizes[number % ROWS_PER_SHARD] = _number_bytes(number) + len(row)
-                    last = number
-                    self._count += 1
-                self._shards[int(key)], self._sizes[int(key)] = data, sizes
+            if name.rpartition("-")[0] == self.name:
+                rows = list(_rows(data))
+                numbers = [number for number, _ in rows]
+                if numbers != sorted({*numbers}) or (numbers and numbers[-1] >= self.next):
+                    raise ValueError(f"shard {name!r} has rows of another table")
+                for key, found in groupby(rows, lambda row: row[0] // ROWS_PER_SHARD):
+                    self._take(name, key, list(found))
+
+    def _take(self, name: str, key: int, rows: list[tuple[int, bytes]]) -> None:
+        if key in self._shards:
+            raise ValueError(f"shard {name!r} has rows of another one")
+        packed = [msgpack.packb(number) + data for number, data in rows]
+        sizes = _no_sizes()
+        for (number, _), data in zip(rows, packed, strict=True):
+            sizes[number % ROWS_PER_SHARD] = len(data)
+        self._shards[key], self._sizes[key] = b"".join(packed), sizes
+        self._count += len(rows)
 
     def _replace(self, number: int, data: bytes) -> None:
         key, place = divmod(number, ROWS_PER_SHARD)

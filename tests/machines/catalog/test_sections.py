@@ -161,3 +161,27 @@ def test_a_table_gives_each_number_once() -> None:
     again.restore({**table.shards(), "other": b"x", "other-0": b"x"})
     assert again.add(("d",)) == 4
     assert list(again) == [(1, ("a", (1, 2), {"a": (3,)})), (2, ("b", (1, 2), {"a": (3,)})), (4, ("d",))]
+
+
+def test_a_table_takes_shards_of_another_size() -> None:
+    """Those of 512 rows, which there were before."""
+    table: Table[tuple[Any, ...]] = Table("rows", lambda *values: values)
+    for number in range(1, 3 * ROWS_PER_SHARD):
+        table.add((number,))
+    shards = table.shards()
+    large = {"rows": shards["rows"], "rows-0": shards["rows-0"] + shards["rows-1"], "rows-1": shards["rows-2"]}
+    again: Table[tuple[Any, ...]] = Table("rows", lambda *values: values)
+    again.restore(large)
+    assert again.shards() == shards and len(again) == len(table) and list(again) == list(table)
+    with pytest.raises(ValueError, match="another"):
+        Table[tuple[Any, ...]]("rows", lambda *values: values).restore({**large, "rows-2": shards["rows-2"]})
+
+
+def test_answers_of_one_section_are_taken() -> None:
+    machine = catalog()
+    told = Told(machine)
+    told("tallies", "count", bytes(16), by=5)
+    sections = dict(machine.snapshot())
+    sections["answers"] = sections.pop("answers-0")
+    machine.restore(sections)
+    assert told("tallies", "count", bytes(16), by=5) == [1, 0]
