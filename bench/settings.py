@@ -156,6 +156,17 @@ class ClusterSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplaceSettings:
+    """`bench replace`."""
+
+    logs: int = option(10_000, "How many logs.", least=64)
+    clients: int = option(64, "How many of them are appended to.", least=1, most=64)
+    size: int = size_option(256)
+    interval_s: float = seconds_option(0.1, "Seconds between a log's appends.", 0.01, "interval")
+    steady_s: float = seconds_option(10.0, "Seconds before the kill.", 0.1, "steady")
+
+
+@dataclass(frozen=True, slots=True)
 class FailoverSettings:
     """`bench failover`."""
 

@@ -31,6 +31,7 @@ from logyard.bench.settings import (
     MixedSettings,
     QueueSettings,
     RecoverSettings,
+    ReplaceSettings,
     ReplaySettings,
     SparkSettings,
 )
@@ -234,6 +235,28 @@ def bench_of_cluster(
         )
     with bench_cluster(nodes, directory, volatile, limits_of(settings), catalog=True) as (cluster, where):
         report = run_cluster(settings, cluster, where, output.say)
+    show(report, output)
+
+
+@bench.command("replace")
+@cluster_options(4)
+@options_of(ReplaceSettings)
+def bench_replace(
+    nodes: int, settings: ReplaceSettings, directory: Path | None, volatile: bool, output: Output
+) -> None:  # fmt: skip
+    """Measure how long it takes to replace the members of a node that is killed for good, and what clients notice of
+    it.
+
+    \b
+    Example:
+      logyard bench replace --logs 10000 --json
+    """
+    from logyard.bench.cases.replace import limits_of, run_replace
+
+    if nodes < 4:
+        raise click.BadParameter("the fourth node takes the members: take four or more", param_hint="--nodes")
+    with bench_cluster(nodes, directory, volatile, limits_of(settings), catalog=True) as (cluster, where):
+        report = run_replace(settings, cluster, where, output.say)
     show(report, output)
 
 
