@@ -67,6 +67,9 @@ class Plan:
             return self.paused
         if command == "cancel" and "number" not in values:
             return [self._end(at, number, "cancelled") for number, _ in list(self.rows)]
+        if command == "finish" and "moves" in values:
+            rows = [(int(number), str(outcome)[:256]) for number, outcome in values["moves"]]
+            return [self._end(at, number, outcome) if number in self.rows else 0 for number, outcome in rows]
         number = int(values["number"])
         row = self.rows.get(number)
         if row is None:

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 VERSIONS: Mapping[str, int] = MappingProxyType({"catalog": 1})
 """What a node of this release says that it knows."""
 LOOK_S = 1.0
+MOVING_LOOK = 0.2
+"""So much of the usual time is between two looks while moves are under way: there is room for others as they end."""
 UID = struct.Struct("<Q")
 LED_MAX = 500_000
 """Groups that a node names as led by it: 4 MB."""
@@ -194,7 +196,9 @@ class Keeper:
             except LogyardError as error:
                 self._complain(str(error))
             self._stir = trio.Event()
-            with trio.move_on_after(self._look_s):
+            catalog = self.catalog
+            moving = catalog is not None and len(plan_of(catalog).rows) > 0
+            with trio.move_on_after(self._look_s * (MOVING_LOOK if moving else 1)):
                 await self._stir.wait()
 
     def _complain(self, trouble: str) -> None:
@@ -412,8 +416,8 @@ class Keeper:
         todo = self._reconciler.doing(seen)
         for number in todo.undo:
             await change("plan", "step", {"number": number, "step": UNDO})
-        for number in todo.end:
-            await change("plan", "finish", {"number": number, "outcome": "its log is gone"})
+        if todo.end:
+            await change("plan", "finish", {"moves": [(number, "its log is gone") for number in todo.end]})
         if todo.propose:
             await change("plan", "propose", {"moves": todo.propose})
 

@@ -48,6 +48,14 @@ class Step(NamedTuple):
 WAIT = Step()
 
 
+class Ended(NamedTuple):
+    """A move that is over. `seen`: the group's members, as the catalogue has to know them first."""
+
+    number: int
+    outcome: str
+    seen: tuple[int, int, Sequence[int], Sequence[int]] | None
+
+
 def next_step(move: Move, configuration: Configuration, leader: int, caught_up: Set[int]) -> Step:
     """Return the next step of a move of a group, on its leader. `caught_up`: members that have almost everything."""
     voters, learners = set(configuration.voters), set(configuration.learners)
@@ -113,6 +121,9 @@ class Mover:
         self._transfer = transfer
         self._spawn = spawn
         self._busy: set[int] = set()
+        # Moves that are over, and are to be told.
+        self._ended: list[Ended] = []
+        self._telling = False
 
     def look(self, moves: Mapping[int, Move]) -> None:
         """Take up each move (by number) of a group led here."""
@@ -144,7 +155,7 @@ class Mover:
         return member, next_step(move, raft.configuration, raft.node, caught_up)
 
     async def _do(self, number: int) -> None:
-        waited = 0.0
+        waited, told = 0.0, False
         try:
             with trio.move_on_after(STEP_S):
                 while waited < WAIT_S:
@@ -159,7 +170,8 @@ class Mover:
                         continue
                     waited = 0.0
                     if step.outcome:
-                        await self._finish(number, member, step.outcome)
+                        told = True
+                        self._finish(number, member, step.outcome)
                         return
                     if step.transfer:
                         await self._transfer(member.spec.name, step.transfer)
@@ -169,11 +181,32 @@ class Mover:
             # The next look does what is left, here or where the group is led then.
             log.info("move %d: %s", number, error)
         finally:
-            self._busy.discard(number)
+            if not told:
+                self._busy.discard(number)
 
-    async def _finish(self, number: int, member: Member, outcome: str) -> None:
+    def _finish(self, number: int, member: Member, outcome: str) -> None:
+        """Tell the catalogue, with whatever else ends until the last telling is answered."""
         index, configuration = member.raft.base
-        if not configuration.joint:
-            row = [member.uid, max(index, 1), configuration.voters, configuration.learners]
-            await self._calls.change("logs", "report", {"logs": [row]})
-        await self._calls.change("plan", "finish", {"number": number, "outcome": outcome})
+        seen = (
+            None if configuration.joint else (member.uid, max(index, 1), configuration.voters, configuration.learners)
+        )
+        self._ended.append(Ended(number, outcome, seen))
+        if not self._telling:
+            self._telling = True
+            self._spawn(self._tell)
+
+    async def _tell(self) -> None:
+        try:
+            while self._ended:
+                ended, self._ended = self._ended, []
+                try:
+                    if rows := [one.seen for one in ended if one.seen is not None]:
+                        await self._calls.change("logs", "report", {"logs": rows})
+                    moves = [(one.number, one.outcome) for one in ended]
+                    await self._calls.change("plan", "finish", {"moves": moves})
+                except LogyardError as error:
+                    log.info("the ends of %d moves: %s", len(ended), error)
+                finally:
+                    self._busy.difference_update(one.number for one in ended)
+        finally:
+            self._telling = False

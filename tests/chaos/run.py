@@ -185,8 +185,13 @@ class Run:
         return judge.settled(self.yard)
 
     def note(self, name: str) -> None:
-        """Write down how every member sees its group, for whoever looks for the reason."""
+        """Write down how every node and every member sees itself, for whoever looks for the reason."""
         found: dict[str, dict[int, Any]] = {}
+        for node in self.cluster.nodes:
+            try:
+                found.setdefault("nodes", {})[node] = self.yard.status(node)
+            except LogyardError as error:
+                found.setdefault("nodes", {})[node] = str(error)
         for group in NAMES:
             for node in self.cluster.nodes:
                 try:

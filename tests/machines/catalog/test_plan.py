@@ -30,6 +30,16 @@ def test_moves() -> None:
     assert told("plan", "resume") == ""
 
 
+def test_many_moves_end_at_once_and_one_that_is_over_ends_none_of_them() -> None:
+    told = Told()
+    move = {"uid": 7, "kind": "replace", "source": 1, "target": 4, "why": "node 1 is dead"}
+    assert told("plan", "propose", moves=[{**move, "uid": uid} for uid in (7, 8, 9)]) == [1, 2, 3]
+    assert told("plan", "finish", moves=[(1, "done"), (1, "done"), (3, "its log is gone")]) == [1, 0, 3]
+    shown = told.ask("plan", "list")
+    assert [one["number"] for one in shown["moves"]] == [2]
+    assert [(one["number"], one["outcome"]) for one in shown["ended"]] == [(1, "done"), (3, "its log is gone")]
+
+
 def test_cursors_only_move_on() -> None:
     told = Told()
     assert told("cursors", "advance", name="place", by=3) == 0

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from logyard.engine.raft.configuration import Change, Configuration, apply_changes
+from logyard.engine.raft.state import LEADER
 from logyard.machines.catalog.logs import LIVE, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, RETURNED, SILENT, Node
 from logyard.machines.catalog.plan import Move
-from logyard.service.catalog.mover import UNDO, WAIT, Step, next_step
+from logyard.protocol.errors import Refused
+from logyard.service.catalog.mover import UNDO, WAIT, Mover, Step, next_step
 from logyard.service.catalog.planner import ROWS_AT_ONCE
 from logyard.service.catalog.reconciler import AT_ONCE, PER_NODE, STEPS_MAX, Doing, Reconciler, Seen
 
@@ -65,6 +71,58 @@ def test_leaderships_additions_and_removals() -> None:
     assert next_step(move("add", 0, 4), Configuration((1, 2, 3), (4,)), 1, {4}) == Step((("promote", 4),))
     assert next_step(move("remove", 3, 0), Configuration((1, 2), (3,)), 1, set()) == Step((("remove", 3),))
     assert next_step(move("remove", 3, 0), Configuration((1, 2)), 1, set()) == Step(outcome="done")
+
+
+class Calls:
+    """The catalogue: its answers wait for `open`; `refuses` says how many of the next are refused."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, Any]] = []
+        self.open = trio.Event()
+        self.refuses = 0
+
+    async def change(self, section: str, name: str, values: Any) -> None:
+        self.told.append((section, name, values["logs" if section == "logs" else "moves"]))
+        await self.open.wait()
+        if self.refuses:
+            self.refuses -= 1
+            raise Refused("no leader")
+
+
+async def test_ends_that_come_while_one_is_told_are_told_together() -> None:
+    """Each is a move that has found its group as it is to be; none is taken up again before its end is told."""
+    calls: Any = Calls()
+    moves = {number: Move(number, "replace", 3, 4, "node 3 is dead", 0) for number in range(1, 6)}
+    done = Configuration((1, 2, 4))
+    members: Any = {
+        uid: SimpleNamespace(
+            uid=uid, leading=True, spec=SimpleNamespace(name=f"log-{uid}"),
+            raft=SimpleNamespace(
+                role=LEADER, node=1, commit=9, configuration=done, configuration_index=5, progress={}, base=(5, done)
+            ),
+        )
+        for uid in moves
+    }  # fmt: skip
+    nothing: Any = None
+    async with trio.open_nursery() as nursery:
+        mover = Mover(calls, members, {1, 2, 4}, moves.get, nothing, nothing, nursery.start_soon)
+        mover.look({1: moves[1]})
+        await trio.testing.wait_all_tasks_blocked()
+        mover.look(moves)
+        mover.look(moves)
+        await trio.testing.wait_all_tasks_blocked()
+        row = (1, 5, done.voters, done.learners)
+        assert calls.told == [("logs", "report", [row])]
+        calls.refuses = 1
+        calls.open.set()
+        await trio.testing.wait_all_tasks_blocked()
+    assert [(section, name, len(values)) for section, name, values in calls.told] == [
+        ("logs", "report", 1), ("logs", "report", 4), ("plan", "finish", 4),
+    ]  # fmt: skip
+    async with trio.open_nursery() as nursery:
+        mover._spawn = nursery.start_soon
+        mover.look({1: moves[1]})
+    assert calls.told[-1] == ("plan", "finish", [(1, "done")]), "what could not be told is found again"
 
 
 def node(state: str = ACTIVE) -> Node:
