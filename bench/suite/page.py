@@ -138,9 +138,9 @@ def for_readme(rows: Sequence[Row]) -> list[tuple[Case, list[Row]]]:
     return (wanted or groups)[:4]
 
 
-def honest_line(rows: Sequence[Row], samples: Sequence[Mapping[str, Any]], profile: str) -> str:
-    """Return one line: for each case what we reach over each other, the worst first, what limits comparing, and what it
-    was measured on."""
+def honest_line(rows: Sequence[Row], samples: Sequence[Mapping[str, Any]], words: str) -> str:
+    """Return one line of a run that was asked for in these words: for each case what we reach over each other, the worst
+    first, what limits comparing, and what it was measured on."""
     told, remarks = [], {}
     for case, group in for_readme(rows):
         ours = next(row for row in group if row.system == OURS)
@@ -158,7 +158,7 @@ def honest_line(rows: Sequence[Row], samples: Sequence[Mapping[str, Any]], profi
     notes = "; ".join(f"{system}: {', '.join(found)}" for system, found in remarks.items())
     how = f"medians of {rounds} alternating rounds" if rounds > 1 else "one round, so no spread is known"
     return (
-        f"`logyard bench run {profile}`, {day}, {machine.get('cores', '?')} shared cores, "
+        f"`logyard bench run {words}`, {day}, {machine.get('cores', '?')} shared cores, "
         f"Linux {machine.get('kernel', '?')}, {how}. {'; '.join(told)}. Below 1 x the other does more, and "
         f"0.7 to 1.5 is noise here.{f' ({notes})' if notes else ''}"
     )

@@ -120,7 +120,9 @@ def bench_run(
     total = len(plan([case_of(name) for name in chosen.cases], names, chosen.rounds, OURS))
     with output.progress("samples", total) as step:
         failed = run_suite(chosen, systems, samples, output.say, step)
-    conclude(samples, profile, [str(sample.case) for sample in failed if sample.system == OURS], readme, output)
+    narrow = {"--cases": cases, "--against": against}
+    words = " ".join([profile, *(f"{flag} {value}" for flag, value in narrow.items() if value is not None)])
+    conclude(samples, words, [str(sample.case) for sample in failed if sample.system == OURS], readme, output)
 
 
 def check_readme(readme: Path) -> None:
@@ -131,21 +133,21 @@ def check_readme(readme: Path) -> None:
         raise click.BadParameter(f'{readme} has no lines "{BEGIN}" and "{END}"', param_hint="--readme")
 
 
-def conclude(samples: Samples, profile: str, failed: Sequence[str], readme: Path | None, output: Output) -> None:
-    """Write the report, show the medians and the outcome."""
+def conclude(samples: Samples, words: str, failed: Sequence[str], readme: Path | None, output: Output) -> None:
+    """Write the report, show the medians and the outcome. `words`: what was asked for."""
     from logyard.bench.suite import page
     from logyard.bench.suite.figures import rows
 
     raw = list(samples.all())
     found = rows(raw)
     place = samples.directory / "report.html"
-    place.write_text(page.report(f"logyard bench run {profile}", found, raw), encoding="utf-8")
+    place.write_text(page.report(f"logyard bench run {words}", found, raw), encoding="utf-8")
     if readme is not None:
         docs = readme.parent / "docs"
         picture = (docs if docs.is_dir() else readme.parent) / "bench.svg"
         picture.write_text(page.svg("Measured beside others", page.for_readme(found)) + "\n", encoding="utf-8")
         where = picture.relative_to(readme.parent).as_posix()
-        text = page.with_block(readme.read_text(encoding="utf-8"), where, page.honest_line(found, raw, profile))
+        text = page.with_block(readme.read_text(encoding="utf-8"), where, page.honest_line(found, raw, words))
         assert text is not None, "looked at before the run"
         readme.write_text(text, encoding="utf-8")
     output.table(

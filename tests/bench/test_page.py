@@ -54,7 +54,8 @@ def test_nothing_measured_is_a_page_too() -> None:
 
 
 def test_the_line_says_where_we_are_behind() -> None:
-    line = page.honest_line(rows(SAMPLES), SAMPLES, "standard")
+    line = page.honest_line(rows(SAMPLES), SAMPLES, "standard --against etcd")
+    assert line.startswith("`logyard bench run standard --against etcd`, ")
     assert "120 /s (0.24 x ra 1.0, 2.4 x etcd 1.0)" in line
     assert "2026-11-23, 2 shared cores" in line and "redis" not in line
     assert "2 alternating rounds" in line and "(ra: its machine does <nothing>)" in line
