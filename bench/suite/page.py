@@ -139,7 +139,7 @@ def for_readme(rows: Sequence[Row]) -> list[tuple[Case, list[Row]]]:
 
 
 def honest_line(rows: Sequence[Row], samples: Sequence[Mapping[str, Any]], words: str) -> str:
-    """Return one line of a run that was asked for in these words: for each case what we reach over each other, the worst
+    """Return one line of a run that these words asked for: for each case what we reach over each other, the worst
     first, what limits comparing, and what it was measured on."""
     told, remarks = [], {}
     for case, group in for_readme(rows):

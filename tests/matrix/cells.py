@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-KINDS = ("wal", "segment", "segment index", "ring", "snapshot", "meta", "generation", "config")
+KINDS = ("wal", "segment", "segment index", "ring", "snapshot", "meta", "generation", "bodies", "config")
 FAULTS = ("bit flip", "zeroed block", "truncation", "EIO on read", "EIO on write", "ENOSPC", "stale copy")
 ROLES = ("leader", "follower")
 INJECTED = ("EIO on read", "EIO on write", "ENOSPC")
@@ -13,7 +13,7 @@ INJECTED = ("EIO on read", "EIO on write", "ENOSPC")
 
 
 class Cell(NamedTuple):
-    """One of 112."""
+    """One of 126."""
 
     kind: str
     fault: str

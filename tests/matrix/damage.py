@@ -49,15 +49,19 @@ def ring(data: Path, uid: int) -> Path:
     return data / FOLDER / ring_name(uid)
 
 
-def generations(data: Path) -> list[Path]:
+STORED = {"generation": "data.mdb", "bodies": "bodies"}
+"""The files of a generation, by kind."""
+
+
+def generations(data: Path, kind: str = "generation") -> list[Path]:
     """Of a node, oldest first."""
-    return sorted((data / "payloads").glob("gen-*[0-9]/data.mdb"))
+    return sorted((data / "payloads").glob(f"gen-*[0-9]/{STORED[kind]}"))
 
 
-def next_generations(data: Path) -> list[Path]:
+def next_generations(data: Path, kind: str = "generation") -> list[Path]:
     """Those that jobs will write to."""
     newest = int(generations(data)[-1].parent.name.removeprefix("gen-"))
-    return [data / "payloads" / f"gen-{number:010d}" / "data.mdb" for number in range(newest, newest + 8)]
+    return [data / "payloads" / f"gen-{number:010d}" / STORED[kind] for number in range(newest, newest + 8)]
 
 
 def environments(data: Path) -> list[Path]:

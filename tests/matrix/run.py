@@ -17,8 +17,8 @@ from tests.crash.trace import available
 
 from . import damage, strace
 from .cells import INJECTED, Cell, Result
-from .damage import Place
-from .stage import LIMITS, Ended, Stage, connect, wait
+from .damage import STORED, Place
+from .stage import LARGE, LIMITS, PAYLOAD, Ended, Stage, connect, wait
 
 PROVOKE_S = 15.0
 NO_PROCESS_S = 3.0
@@ -46,7 +46,8 @@ class Trial:
         try:
             # A system group's log lies in a ring.
             name = f"_{name}" if cell.kind == "ring" else name
-            stage.prepare(name, result.victim, cell.role == "leader", cell.kind == "snapshot")
+            payload = LARGE if cell.kind == "bodies" else PAYLOAD
+            stage.prepare(name, result.victim, cell.role == "leader", cell.kind == "snapshot", payload)
             if cell.fault == "stale copy":
                 self.remember()
             if cell.kind == "config":
@@ -108,9 +109,9 @@ class Trial:
         if kind == "ring":
             found = damage.ring_slots(damage.ring(data, uid), uid, stage.ring())
             return [self.draw.choice(found)]
-        if kind == "generation":
+        if kind in STORED:
             payload = stage.acknowledged[rows[5]][1]
-            return damage.find(damage.generations(data), payload[1000:1100])[-1:]
+            return damage.find(damage.generations(data, kind), payload[1000:1100])[-1:]
         if kind == "snapshot":
             # In both copies, or a copy would make the other good; in the newest chunk, as old pages lie there too.
             token = b"key 120 "
@@ -247,6 +248,7 @@ class Trial:
             "segment index": lambda: damage.segments(data)[-1:], "snapshot": lambda: damage.environments(data),
             "ring": lambda: [damage.ring(data, self.uid)],
             "meta": lambda: damage.environments(data)[:1], "generation": lambda: damage.generations(data)[-1:],
+            "bodies": lambda: damage.generations(data, kind)[-1:],
             "config": lambda: [self.stage.cluster.nodes[self.stage.victim].config_path],
         }[kind]()  # fmt: skip
 
@@ -267,7 +269,7 @@ class Trial:
         elif kind != "wal":
             stage.fill()
             stage.yard.snapshot([stage.name], stage.victim)
-        if kind == "generation":
+        if kind in STORED:
             stage.yard.compact(stage.victim)
         stage.stored()
         stage.kill()
@@ -275,9 +277,9 @@ class Trial:
         if kind in ("segment", "segment index"):
             # They never change: an older one stands under a newer one's name.
             targets = damage.segments(stage.data)[-1:]
-        elif kind == "generation":
+        elif kind in STORED:
             payload = stage.acknowledged[sorted(stage.acknowledged)[-30]][1]
-            targets = [damage.find(damage.generations(stage.data), payload[1000:1100])[-1].path]
+            targets = [damage.find(damage.generations(stage.data, kind), payload[1000:1100])[-1].path]
         for number, path in enumerate(targets):
             old = (self.old / str(number)).read_bytes()
             new = path.read_bytes()
@@ -301,6 +303,7 @@ class Trial:
             "ring": lambda: [damage.ring(stage.data, self.uid)],
             "snapshot": lambda: damage.environments(stage.data), "meta": lambda: damage.environments(stage.data)[:1],
             "generation": lambda: damage.generations(stage.data),
+            "bodies": lambda: damage.generations(stage.data, kind),
         }[kind]()  # fmt: skip
         with strace.Failing(stage.pids()[:1], strace.READS, "EIO", paths, self.trace) as failing:
             found = stage.scrub()
@@ -326,6 +329,7 @@ class Trial:
             "segment": new, "segment index": new, "ring": [damage.ring(stage.data, self.uid)],
             "snapshot": damage.environments(stage.data),
             "meta": damage.environments(stage.data)[:1], "generation": damage.next_generations(stage.data),
+            "bodies": damage.next_generations(stage.data, "bodies"),
         }[kind]  # fmt: skip
         if kind == "wal" and error == "ENOSPC":
             # Where the log's space comes from: what is written later was reserved.
@@ -363,7 +367,7 @@ class Trial:
             try:
                 if self.cell.kind == "snapshot":
                     stage.yard.snapshot([stage.name], stage.victim)
-                elif self.cell.kind in ("generation", "ring"):
+                elif self.cell.kind in (*STORED, "ring"):
                     if self.cell.kind == "ring":
                         stage.release()
                     stage.yard.compact(stage.victim)

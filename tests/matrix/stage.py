@@ -21,9 +21,11 @@ LIMITS = {
     "wal_file_bytes": 1 << 20, "wal_stock_files": 0, "generation_bytes": 16 << 20, "migrate_dead_ratio": 1.0,
     "payload_cache_bytes": 0, "scrub_every_s": 0, "scrub_bytes_per_s": 1 << 30, "snapshot_entries": 1 << 30,
     "hibernate_after_ms": 0, "rewrite_live_ratio": 0.0,
+    "generation_files": 1,
 }  # fmt: skip
 """Small files, nothing read from memory, and nothing that moves by itself while a cell looks for its bytes."""
-PAYLOAD = 6000
+PAYLOAD, LARGE = 6000, 20_000
+"""Bytes of a record: in LMDB, and in the file of large bodies beside it."""
 BATCH = 4
 OLD, MORE, LAST = 24, 220, 8
 """Records that go to a generation, that fill a WAL file so that it is sealed, and in the open one."""
@@ -59,6 +61,7 @@ class Stage:
         self.name = ""
         self.victim = 0
         self.keyed = False
+        self.payload = PAYLOAD
         self.acknowledged: dict[int, tuple[bytes, bytes]] = {}
         self.attempted: set[bytes] = set()
         self.refused: dict[str, int] = {}
@@ -74,7 +77,7 @@ class Stage:
     def record(self, number: int) -> tuple[bytes, bytes]:
         """(metadata, payload) of the log's record `number`: bytes that nothing else has."""
         draw = random.Random(f"{self.name} {number}")
-        return draw.randbytes(48), draw.randbytes(PAYLOAD)
+        return draw.randbytes(48), draw.randbytes(self.payload)
 
     def write(self, count: int, timeout: float = 10.0) -> int:
         """Append records; how many were acknowledged. What was refused is counted, what is open was attempted."""
@@ -211,10 +214,10 @@ class Stage:
 
     # A cell's log
 
-    def prepare(self, name: str, victim: int, leads: bool, keyed: bool) -> None:
+    def prepare(self, name: str, victim: int, leads: bool, keyed: bool, payload: int = PAYLOAD) -> None:
         """A new log, with records in a generation, in a sealed WAL file with its segment, in a snapshot, and in the
         open WAL file."""
-        self.name, self.victim, self.keyed = name, victim, keyed
+        self.name, self.victim, self.keyed, self.payload = name, victim, keyed, payload
         self.acknowledged, self.attempted, self.refused, self.count = {}, set(), {}, 0
         members = sorted(self.cluster.nodes)
         self.yard.create(name, members=members, **({"compact": "key"} if keyed else {}))
