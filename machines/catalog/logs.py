@@ -26,7 +26,7 @@ RESERVED = "_catalog"
 OF_CLIENTS = ("topics", "groups")
 """Machines of the cluster's own groups that clients make when they are first needed."""
 MAKING, LIVE, UNDOING, DELETING, CONFLICTING = "making", "live", "undoing", "deleting", "conflicting"
-NAMED, LEAVING, SETTLED = (MAKING, LIVE), (UNDOING, DELETING), (LIVE, CONFLICTING)
+NAMED, LEAVING = (MAKING, LIVE), (UNDOING, DELETING)
 PAGE_MAX = 1000
 
 
@@ -76,6 +76,8 @@ class Logs:
         self.uids = Index(lambda number, uid: self._kept(number).uid == uid)
         self.unsettled: set[int] = set()
         """Numbers of those that are being made, taken back or deleted."""
+        self.conflicting: set[int] = set()
+        """Numbers of those whose name is another one's."""
         self.revision = 0
         """Counts changes of this copy: not part of what is replicated."""
         self._held: Counter[int] = Counter()
@@ -122,7 +124,7 @@ class Logs:
 
     def going_on(self) -> list[Log]:
         """Return those that are being made, taken back or deleted."""
-        return [row for number in sorted(self.unsettled) if (row := self.rows.get(number)) is not None]
+        return [self._kept(number) for number in sorted(self.unsettled)]
 
     def ask(self, question: str, values: Mapping[str, Any]) -> Any:
         """Answer `find` (name or uid) with a log as a map, and `list` (after, limit, state) with many, by name."""
@@ -132,7 +134,9 @@ class Logs:
                 raise Reject("unknown_group", f"the catalogue knows no log {values.get('name', values.get('uid'))!r}")
             return shown(found)
         state, after = values.get("state"), str(values.get("after", ""))
-        rows = [row for row in self if row.name > after and (state is None or row.state == state)]
+        few = None if state in (None, LIVE) else sorted(self.unsettled | self.conflicting)
+        candidates = self if few is None else map(self._kept, few)
+        rows = [row for row in candidates if row.name > after and (state is None or row.state == state)]
         return [shown(row) for row in sorted(rows)[: min(int(values.get("limit", PAGE_MAX)), PAGE_MAX)]]
 
     # Births.
@@ -366,9 +370,11 @@ class Logs:
                     del self._going[left]
             if name is not None:
                 self._going.setdefault(name, set()).add(number)
-        if row is None or row.state in SETTLED:
-            self.unsettled.discard(number)
-        else:
+        self.unsettled.discard(number)
+        self.conflicting.discard(number)
+        if row is not None and row.state == CONFLICTING:
+            self.conflicting.add(number)
+        elif row is not None and row.state != LIVE:
             self.unsettled.add(number)
         if (before := _holders(old)) != (after := _holders(row)):
             self._held.subtract(before)

@@ -12,7 +12,7 @@ import pytest
 from logyard.engine.machine import Reject
 from logyard.machines.catalog import At, Catalog, Section
 from logyard.machines.catalog.compose import make_sections
-from logyard.machines.catalog.logs import LIVE, MAKING, NAMED, UNDOING, Logs
+from logyard.machines.catalog.logs import CONFLICTING, DELETING, LIVE, MAKING, NAMED, UNDOING, Logs
 from logyard.machines.catalog.nodes import Nodes
 from logyard.protocol.errors import LogyardError
 
@@ -134,6 +134,10 @@ class Judged:
             node for row in rows for node in (set(row.waiting) if row.waiting else row.nodes())
         )  # fmt: skip
         self.wrong += [f"node {node} holds {held[node]}" for node in range(1, 8) if logs.held(node) != held[node]]
+        for state in (MAKING, LIVE, UNDOING, DELETING, CONFLICTING):
+            told = [row["uid"] for row in self.told.ask("logs", "list", state=state)]
+            if sorted(told) != sorted(row.uid for row in rows if row.state == state):
+                self.wrong.append(f"{state} are {told}")
         if len(self.founders) > 1:
             self.wrong.append(f"founders {sorted(self.founders)}")
 
