@@ -104,6 +104,7 @@ def compose_host(
     )  # fmt: skip
 
     async def let_log_go(member: Member) -> None:
+        transfers.chunks.promise_no_log(member)
         await transfers.snapshots.take([member])
         await storage.group_logs.roll_out(member)
 

@@ -58,7 +58,7 @@ class Host(NamedTuple):
     transfer: Callable[[Member, int], None]
     """Bring a node up to a snapshot."""
     let_log_go: Callable[[Member], Awaitable[None]]
-    """Take a snapshot, and have the log below it go, now."""
+    """Take a snapshot, and have the log below it go now, whomever it is kept for."""
     damaged: Callable[[Member, Corrupt], None]
     """A record of a member can't be read."""
     fetch: Callable[[Member, int, int], Awaitable[int]]

@@ -307,6 +307,10 @@ class Member(Replicated):
         self.transfers.add(node)
         return begun
 
+    def is_transferring(self, node: int) -> bool:
+        """Return whether a snapshot is on its way to a node."""
+        return self.transfers is not None and node in self.transfers
+
     def end_transfer(self, node: int) -> None:
         """Note that it is there, or given up."""
         if self.transfers is not None:

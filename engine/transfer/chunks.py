@@ -208,6 +208,12 @@ class Chunks:
             self._maybe_gone.update((uid, name) for name in lease.names)
             lease.let_go()
 
+    def promise_no_log(self, member: Member) -> None:
+        """End the leases of nodes that have their snapshot and wait for the log above it: it can't be sent."""
+        for uid, node in list(self.leases):
+            if uid == member.uid and not member.is_transferring(node):
+                self.end(uid, node)
+
     def log_kept_above(self, member: Member) -> int:
         """Return how far the log may go. A node that is very far behind, or has caught up, is not waited for."""
         last = member.raft.log.last_index

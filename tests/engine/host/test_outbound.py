@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
 import trio
 
 from logyard.engine.entry import Entry
 from logyard.engine.raft.messages import APPEND, Message
 from logyard.engine.replica.member import Member
-from logyard.engine.replica.reader import Located
-from logyard.protocol.errors import Corrupt
+from logyard.engine.replica.reader import Located, Reader
+from logyard.engine.transfer.chunks import Lease
+from logyard.engine.types import Buffer
+from logyard.protocol.errors import Corrupt, Gone
 
 from .cluster import cluster, until
 
@@ -96,3 +99,37 @@ async def test_what_is_released_travels_as_a_tombstone_though_its_row_is_damaged
         c.network.heal()
         await c.applied()
         assert met and member.state == "running" and len(await c.read(3, 3)) == 3
+
+
+async def test_a_node_that_was_promised_a_log_which_can_not_be_sent_gets_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a transfer its lease keeps the log above the snapshot. Where a part of an entry there is released and gone,
+    that log is of no use to it: it was waited for until the lease was over."""
+    async with cluster(tmp_path, 3, payload_cache_bytes=0, snapshot_stall_ms=600_000) as c:
+        await c.create()
+        await c.lead(1)
+        await c.fill(1, 4, 2000)
+        await c.applied()
+        system, member = c.system(1), c.member(1)
+        chunks, owner, base = system.transfers.chunks, (member.uid, 3), member.raft.applied
+        c.partition(3)
+        # A transfer to it ended, and the next snapshot was taken meanwhile.
+        chunks.leases[owner] = Lease(base, [bytes(16)], 0, 1e9)
+        await c.fill(1, 4, 2000)
+        await c.nodes[1].compact()
+        await c.nodes[1].snapshot()
+        chunks.sent(*owner)
+        gone = member.raft.log.last_index - 1
+        assert member.snapshot_index > gone > member.raft.log.first_index == base + 1
+        whole = Reader.whole
+
+        async def some(reader: Reader, of: Member, located: Sequence[Located]) -> list[tuple[Buffer, ...]]:
+            if of is member and any(one.index == gone for one in located):
+                raise Gone(f"a part of entry {gone} is released")
+            return await whole(reader, of, located)
+
+        monkeypatch.setattr(Reader, "whole", some)
+        c.network.heal()
+        await c.applied()
+        assert c.member(3).snapshot_index > gone
