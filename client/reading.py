@@ -130,16 +130,18 @@ class Reading:
 
 
 class Membership:
-    """The standing of a member. `member` 0: it has none. `lease`: until when it may give records, on its own clock."""
+    """The standing of a member. `member` 0: it has none. `lease`: until when it may give records, on its own clock.
+    `revision`: the newest of the topic that it was told of; `looked_up`: the newest after which the topic was looked
+    at."""
 
-    __slots__ = ("member", "version", "lease", "readings", "revision")
+    __slots__ = ("member", "version", "lease", "readings", "revision", "looked_up")
 
     def __init__(self) -> None:
         self.member = 0
         self.version = 0
         self.lease = 0.0
         self.readings: dict[Key, Reading] = {}
-        self.revision = 0
+        self.revision = self.looked_up = 0
 
     def lose(self) -> None:
         """Own nothing, as no member."""
@@ -170,9 +172,10 @@ class Membership:
             partition = there.get(owned.key[1])
             if reading is None or reading.epoch != owned.epoch:
                 told = standing.revisions.get(row.id, 0)
-                if partition is None or told > row.revision:
+                if partition is None or told > max(row.revision, self.looked_up):
                     # A partition that this process has not heard of yet, maybe one that has a number which another one
-                    # had before: it asks, and then is told again.
+                    # had before: it asks, and then is told again. Where nobody knows such a revision, as topics were
+                    # restored, once is enough.
                     self.version, self.revision = 0, max(self.revision, row.revision + 1)
                     continue
                 if partition.born and told < row.revision:
@@ -186,8 +189,9 @@ class Membership:
             found[owned.key] = reading
         self.readings = found
 
-    def know(self, row: Topic) -> None:
-        """Take a newer row of the topic."""
+    def know(self, row: Topic, told: int = 0) -> None:
+        """Take a row of the topic that was looked up after a coordinator had told of revision `told`."""
+        self.looked_up = max(self.looked_up, told)
         there = {one.number: one for one in row.readable}
         for key, reading in self.readings.items():
             reading.bound(there.get(key[1]), reading.passed)

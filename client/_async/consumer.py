@@ -423,7 +423,7 @@ class GroupConsumer:
 
     async def _refresh(self, now: float) -> None:
         """Look whether the topic has other partitions, and tell the coordinator; the group goes on without that."""
-        self._refresh_at = now + REFRESH_S
+        self._refresh_at, told = now + REFRESH_S, self._own.revision
         try:
             row = await look_up(self.yard, self.topic, self.ttl / 4)
         except LogyardError as error:
@@ -441,7 +441,7 @@ class GroupConsumer:
         if self._row is None or row.epoch > self._row.epoch:
             self._stale_at = 0.0
         self._row = row
-        self._own.know(row)
+        self._own.know(row, told)
 
     async def _tended(self, row: Row, now: float) -> Row:
         """Finish a change of the topic that somebody left half done, and let partitions go that all groups have read;

@@ -103,9 +103,12 @@ def compose_host(
         quiescence.lookup.find, replicas.leadership.read_index, network.send_blob, ground.spawn
     )  # fmt: skip
 
-    async def let_log_go(member: Member) -> None:
-        transfers.chunks.promise_no_log(member)
-        await transfers.snapshots.take([member])
+    async def let_log_go(member: Member, index: int) -> None:
+        transfers.chunks.promise_no_log(member, index)
+        if member.snapshot_index < index:
+            await transfers.snapshots.take([member])
+        else:
+            storage.checkpoints.let_log_go(member)
         await storage.group_logs.roll_out(member)
 
     sending = outbound.Host(

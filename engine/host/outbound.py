@@ -57,8 +57,8 @@ class Host(NamedTuple):
     """Send messages now."""
     transfer: Callable[[Member, int], None]
     """Bring a node up to a snapshot."""
-    let_log_go: Callable[[Member], Awaitable[None]]
-    """Take a snapshot, and have the log below it go now, whomever it is kept for."""
+    let_log_go: Callable[[Member, int], Awaitable[None]]
+    """Have a snapshot at this entry or above it, and the log below it go now, whoever waits for it."""
     damaged: Callable[[Member, Corrupt], None]
     """A record of a member can't be read."""
     fetch: Callable[[Member, int, int], Awaitable[int]]
@@ -169,7 +169,7 @@ class Outbound:
                 # A released part of an entry is gone, the rest is not: only a snapshot can say that. With a new one
                 # the log below it
                 # goes, and the core asks for a transfer when its probe finds nothing.
-                await self._let_log_go(member)
+                await self._let_log_go(member, message.last)
             except LogyardError as error:
                 log.warning("group %s: can not send entries to node %d: %s", member.spec.name, node, error)
                 if isinstance(error, Corrupt) and message.last > member.raft.commit:
@@ -222,9 +222,9 @@ class Outbound:
                 ready[position] = await self._with_bodies(member, entry)
         return ready
 
-    async def _let_log_go(self, member: Member) -> None:
+    async def _let_log_go(self, member: Member, index: int) -> None:
         try:
-            await self._host.let_log_go(member)
+            await self._host.let_log_go(member, index)
         except LogyardError as error:
             log.warning("group %s: no snapshot for a follower: %s", member.spec.name, error)
 

@@ -31,6 +31,8 @@ from ..snapshot.format import Encoded, Manifest
 
 LOG_ENTRIES_MAX = 1_000_000
 """Entries of a log kept for a transfer: about 100 MB of segments. Their payloads go when they are released."""
+ANY = 1 << 63
+"""Above every index."""
 Owner = tuple[int, int]
 """(group, node)"""
 
@@ -67,6 +69,10 @@ class Lease:
     def let_go(self) -> None:
         """Name no chunks any more."""
         self.names, self.size = frozenset(), 0
+
+    def promise_no_log(self) -> None:
+        """Keep the chunks only."""
+        self.index = ANY
 
     def extend(self, until: float) -> None:
         """Prolong the lease to `until`."""
@@ -208,11 +214,20 @@ class Chunks:
             self._maybe_gone.update((uid, name) for name in lease.names)
             lease.let_go()
 
-    def promise_no_log(self, member: Member) -> None:
-        """End the leases of nodes that have their snapshot and wait for the log above it: it can't be sent."""
-        for uid, node in list(self.leases):
-            if uid == member.uid and not member.is_transferring(node):
-                self.end(uid, node)
+    def promise_no_log(self, member: Member, index: int) -> None:
+        """Keep no log for nodes that need an entry which can't be sent, at `index` at the latest: they need a newer
+        snapshot. Those on their way to the one that they were offered may have that."""
+        for (uid, node), lease in list(self.leases.items()):
+            if uid == member.uid and lease.index < index and not self._has(member, node, index):
+                if member.is_transferring(node):
+                    lease.promise_no_log()
+                else:
+                    self.end(uid, node)
+
+    @staticmethod
+    def _has(member: Member, node: int, index: int) -> bool:
+        progress = member.raft.progress.get(node)
+        return progress is not None and progress.match >= index
 
     def log_kept_above(self, member: Member) -> int:
         """Return how far the log may go. A node that is very far behind, or has caught up, is not waited for."""
@@ -222,7 +237,7 @@ class Chunks:
             for (uid, node), lease in self.leases.items()
             if uid == member.uid and not self._has_caught_up(member, node)
         ]
-        return max(min(kept), last - LOG_ENTRIES_MAX) if kept else last
+        return min(max(min(kept), last - LOG_ENTRIES_MAX), last) if kept else last
 
     def _has_caught_up(self, member: Member, node: int) -> bool:
         progress = member.raft.progress.get(node)

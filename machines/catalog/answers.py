@@ -16,8 +16,6 @@ SHARDS = "answers-"
 """How the names of shards begin."""
 ANSWERS_MAX = 1024
 BYTES_MAX = 2 << 20
-ANSWER_BYTES_MAX = 64 << 10
-"""A longer answer is not kept: who asks again is told by the state itself."""
 SHARD_ANSWERS = 64
 SHARD_BYTES = 8 << 10
 """A shard with so many answers, or so many bytes of them, is full."""
@@ -66,20 +64,20 @@ class Answers:
         return self._replies.get(request)
 
     def put(self, request: bytes, reply: bytes) -> None:
-        """Keep the reply of a new request, unless it is above `ANSWER_BYTES_MAX`."""
-        if len(reply) > ANSWER_BYTES_MAX:
-            return
+        """Keep the reply of a new request."""
         if not self._shards or self._shards[-1].full:
             self._shards.append(_Shard(self._shards[-1].number + 1 if self._shards else 0, {}))
         self._shards[-1].add(request, reply)
         self._replies[request] = reply
         self._bytes += len(reply)
-        oldest = self._shards[0]
-        if len(self._replies) - len(oldest.replies) >= ANSWERS_MAX or self._bytes - oldest.bytes >= BYTES_MAX:
-            self._shards.popleft()
+        while len(self._shards) > 1 and self._has_enough_without(self._shards[0]):
+            oldest = self._shards.popleft()
             self._bytes -= oldest.bytes
-            for request in oldest.replies:
-                del self._replies[request]
+            for gone in oldest.replies:
+                del self._replies[gone]
+
+    def _has_enough_without(self, oldest: _Shard) -> bool:
+        return len(self._replies) - len(oldest.replies) >= ANSWERS_MAX or self._bytes - oldest.bytes >= BYTES_MAX
 
     def shards(self) -> dict[str, bytes]:
         """Return all, by names that begin with `SHARDS`; a shard that nothing happened to is the same object again."""

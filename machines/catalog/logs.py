@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import msgpack
+
 from logyard.engine.machine import Reject
 
 from .index import Index
@@ -28,6 +30,7 @@ OF_CLIENTS = ("topics", "groups")
 MAKING, LIVE, UNDOING, DELETING, CONFLICTING = "making", "live", "undoing", "deleting", "conflicting"
 NAMED, LEAVING = (MAKING, LIVE), (UNDOING, DELETING)
 PAGE_MAX = 1000
+OPTIONS_BYTES_MAX = 16 << 10
 
 
 class Log(NamedTuple):
@@ -150,7 +153,7 @@ class Logs:
             raise Reject("bad_request", f"{name!r}: names that begin with {SYSTEM!r} are the cluster's own")
         if name in self.names:
             raise Reject("group_exists", f"a log of the name {name!r} exists")
-        for number in self._going.get(name, ()):
+        for number in sorted(self._going.get(name, ())):
             row = self.rows.get(number)
             if row is not None and (left := set(row.waiting) & set(members)):
                 raise Reject("refused", f"{name!r} was deleted, and nodes {sorted(left)} have not let it go yet")
@@ -260,6 +263,8 @@ class Logs:
         number, row = self._named(values)
         if command == "options":
             row = row._replace(options={**row.options, **values["options"]})
+            if (size := len(msgpack.packb(row.options))) > OPTIONS_BYTES_MAX:
+                raise Reject("bad_request", f"{size} bytes of options; a log has {OPTIONS_BYTES_MAX} at most")
         else:
             copies = int(values.get("copies", row.copies))
             if not 0 < copies <= 9:

@@ -20,6 +20,9 @@ ROWS_PER_SHARD = 256
 """Some 20 KiB of rows of logs, and one of 400 shards of 100,000: a change writes as much of the one as of the names of
 the others. Numbers are never reused, so a row never changes its shard."""
 
+OPEN_MAX = 64
+"""Shards that are written to at a time: one that goes on being written to is opened again."""
+
 
 class At(NamedTuple):
     """Where a command stands: the only clock is `now`, the leader's log time in ms since 1970; `version` is the
@@ -67,14 +70,15 @@ Row = TypeVar("Row")
 
 
 class Table(Generic[Row]):
-    """Rows by number, kept as the bytes of their shards, of `ROWS_PER_SHARD` numbers each. Numbers are given out once.
+    """Rows by number, kept as bytes, in shards of `ROWS_PER_SHARD` numbers each. Numbers are given out once.
 
     `make` builds a row of the values that were packed: tuples come back as tuples, at any depth. A row is never
-    changed in place: `put` another one. A shard is one object of bytes, numbers before their rows, which is what a
-    snapshot stores; beside it lie the sizes of what it has, 0 where there is none.
+    changed in place: `put` another one. A shard to which nothing happens is one object of bytes, numbers before their
+    rows, which is what a snapshot stores, beside the sizes of what it has, 0 where there is none. One that is written
+    to is open: a map of rows, until the next snapshot, or until too many others are.
     """
 
-    __slots__ = ("name", "next", "_make", "_shards", "_sizes", "_count")
+    __slots__ = ("name", "next", "_make", "_shards", "_sizes", "_open", "_count")
 
     def __init__(self, name: str, make: Callable[..., Row], first: int = 1) -> None:
         self.name = name
@@ -82,29 +86,27 @@ class Table(Generic[Row]):
         self._make = make
         self._shards: dict[int, bytes] = {}
         self._sizes: dict[int, array[int]] = {}
+        self._open: dict[int, dict[int, bytes]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __contains__(self, number: int) -> bool:
-        sizes = self._sizes.get(number // ROWS_PER_SHARD)
-        return sizes is not None and sizes[number % ROWS_PER_SHARD] > 0
+        return bool(self._packed(number))
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         """Yield (number, row), by number; rows may come and go meanwhile."""
-        for shard in sorted(self._shards):
-            for number, data in _rows(self._shards.get(shard, b"")):
+        for shard in sorted(self._shards.keys() | self._open.keys()):
+            rows = self._open.get(shard)
+            found = _rows(self._shards.get(shard, b"")) if rows is None else sorted(rows.items())
+            for number, data in found:
                 yield number, self._unpacked(data)
 
     def get(self, number: int) -> Row | None:
         """Return a row, or None."""
-        shard, place = divmod(number, ROWS_PER_SHARD)
-        sizes = self._sizes.get(shard)
-        if sizes is None or not (size := sizes[place]):
-            return None
-        end = sum(sizes[: place + 1])
-        return self._unpacked(self._shards[shard][end - size + _number_bytes(number) : end])
+        data = self._packed(number)
+        return self._unpacked(data) if data else None
 
     def add(self, row: Row) -> int:
         """Store a row under a number that no row ever had, and return it."""
@@ -114,7 +116,9 @@ class Table(Generic[Row]):
 
     def put(self, number: int, row: Row) -> None:
         """Store a row, in place of the one of that number."""
-        self._replace(number, msgpack.packb(number) + msgpack.packb(row))
+        rows = self._opened(number // ROWS_PER_SHARD)
+        self._count += number not in rows
+        rows[number] = msgpack.packb(row)
         self.next = max(self.next, number + 1)
 
     def skip(self, number: int) -> None:
@@ -124,10 +128,13 @@ class Table(Generic[Row]):
     def drop(self, number: int) -> None:
         """Forget a row; its number is not given out again."""
         if number in self:
-            self._replace(number, b"")
+            del self._opened(number // ROWS_PER_SHARD)[number]
+            self._count -= 1
 
     def shards(self) -> dict[str, bytes]:
         """Return the whole table, by names that begin with its own."""
+        for key in list(self._open):
+            self._fold(key)
         found = {self.name: msgpack.packb(self.next)}
         found |= {f"{self.name}-{key}": self._shards[key] for key in sorted(self._shards)}
         return found
@@ -143,40 +150,45 @@ class Table(Generic[Row]):
                 if numbers != sorted({*numbers}) or (numbers and numbers[-1] >= self.next):
                     raise ValueError(f"shard {name!r} has rows of another table")
                 for key, found in groupby(rows, lambda row: row[0] // ROWS_PER_SHARD):
-                    self._take(name, key, list(found))
+                    if key in self._shards:
+                        raise ValueError(f"shard {name!r} has rows of another one")
+                    self._open[key] = dict(found)
+                    self._fold(key)
+        self._count = sum(len(sizes) - sizes.count(0) for sizes in self._sizes.values())
 
-    def _take(self, name: str, key: int, rows: list[tuple[int, bytes]]) -> None:
-        if key in self._shards:
-            raise ValueError(f"shard {name!r} has rows of another one")
-        packed = [msgpack.packb(number) + data for number, data in rows]
-        sizes = _no_sizes()
-        for (number, _), data in zip(rows, packed, strict=True):
-            sizes[number % ROWS_PER_SHARD] = len(data)
-        self._shards[key], self._sizes[key] = b"".join(packed), sizes
-        self._count += len(rows)
-
-    def _replace(self, number: int, data: bytes) -> None:
+    def _packed(self, number: int) -> bytes:
+        """Return a row's bytes; none where there is no such row."""
         key, place = divmod(number, ROWS_PER_SHARD)
-        shard = self._shards.get(key, b"")
-        sizes = self._sizes.get(key) or self._sizes.setdefault(key, _no_sizes())
-        first = sum(sizes[:place])
-        shard = shard[:first] + data + shard[first + sizes[place] :]
-        self._count += (len(data) > 0) - (sizes[place] > 0)
-        if shard:
-            self._shards[key], sizes[place] = shard, len(data)
-        else:
-            del self._shards[key], self._sizes[key]
+        rows = self._open.get(key)
+        if rows is not None:
+            return rows.get(number, b"")
+        sizes = self._sizes.get(key)
+        if sizes is None or not (size := sizes[place]):
+            return b""
+        end = sum(sizes[: place + 1])
+        return self._shards[key][end - size + len(msgpack.packb(number)) : end]
+
+    def _opened(self, key: int) -> dict[int, bytes]:
+        """Return the rows of a shard, to be changed."""
+        rows = self._open.get(key)
+        if rows is None:
+            if len(self._open) >= OPEN_MAX:
+                self._fold(next(iter(self._open)))
+            self._sizes.pop(key, None)
+            rows = self._open[key] = dict(_rows(self._shards.pop(key, b"")))
+        return rows
+
+    def _fold(self, key: int) -> None:
+        """Make a shard that was written to one object again; one without rows goes."""
+        packed = {number: msgpack.packb(number) + data for number, data in sorted(self._open.pop(key).items())}
+        if packed:
+            sizes = array("I", bytes(4 * ROWS_PER_SHARD))
+            for number, data in packed.items():
+                sizes[number % ROWS_PER_SHARD] = len(data)
+            self._shards[key], self._sizes[key] = b"".join(packed.values()), sizes
 
     def _unpacked(self, data: bytes) -> Row:
         return self._make(*msgpack.unpackb(data, use_list=False, strict_map_key=False))
-
-
-def _no_sizes() -> array[int]:
-    return array("I", bytes(4 * ROWS_PER_SHARD))
-
-
-def _number_bytes(number: int) -> int:
-    return len(msgpack.packb(number))
 
 
 def _rows(data: bytes) -> Iterable[tuple[int, bytes]]:

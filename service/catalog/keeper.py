@@ -42,7 +42,7 @@ VERSIONS: Mapping[str, int] = MappingProxyType({"catalog": 1})
 """What a node of this release says that it knows."""
 LOOK_S = 1.0
 MOVING_LOOK = 0.2
-"""So much of the usual time is between two looks while moves are under way: there is room for others as they end."""
+"""So much of the usual time is between two looks at moves while there are any: there is room for others as they end."""
 UID = struct.Struct("<Q")
 LED_MAX = 500_000
 """Groups that a node names as led by it: 4 MB."""
@@ -196,10 +196,28 @@ class Keeper:
             except LogyardError as error:
                 self._complain(str(error))
             self._stir = trio.Event()
-            catalog = self.catalog
-            moving = catalog is not None and len(plan_of(catalog).rows) > 0
-            with trio.move_on_after(self._look_s * (MOVING_LOOK if moving else 1)):
-                await self._stir.wait()
+            deadline = trio.current_time() + self._look_s
+            while (left := deadline - trio.current_time()) > 0:
+                moving = self._is_moving()
+                with trio.move_on_after(min(left, self._look_s * MOVING_LOOK) if moving else left):
+                    await self._stir.wait()
+                if self._stir.is_set() or not moving:
+                    break
+                await self._look_at_moves()
+
+    def _is_moving(self) -> bool:
+        catalog = self.catalog
+        return catalog is not None and len(plan_of(catalog).rows) > 0 and self._may_move(catalog)
+
+    async def _look_at_moves(self) -> None:
+        """Have others begin as some end, and take them up."""
+        catalog = self.catalog
+        try:
+            if catalog is not None:
+                await self._lead(catalog)
+                await self._move(catalog)
+        except LogyardError as error:
+            self._complain(str(error))
 
     def _complain(self, trouble: str) -> None:
         if trouble and trouble != self.trouble:

@@ -52,3 +52,15 @@ def test_what_is_owned_goes_on_while_the_row_is_older() -> None:
     held = member.readings[KEY]
     member.take(standing(2, 49, 34), row(33, seventh(33)))
     assert member.readings[KEY] is held and member.version == 2 and member.revision == 34
+
+
+def test_a_revision_that_nobody_knows_is_looked_for_once() -> None:
+    """Topics that were restored are older than what a coordinator was told."""
+    member = Membership()
+    member.become(1)
+    restored = row(35, seventh(35))
+    member.take(standing(1, 50, 100), restored)
+    assert not member.readings and member.revision == 100
+    member.know(restored, 100)
+    member.take(standing(1, 50, 100), restored)
+    assert member.readings[KEY].epoch == 50

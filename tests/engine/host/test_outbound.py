@@ -12,7 +12,7 @@ from logyard.engine.entry import Entry
 from logyard.engine.raft.messages import APPEND, Message
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Located, Reader
-from logyard.engine.transfer.chunks import Lease
+from logyard.engine.transfer.chunks import Chunks, Lease
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import Corrupt, Gone
 
@@ -101,11 +101,13 @@ async def test_what_is_released_travels_as_a_tombstone_though_its_row_is_damaged
         assert met and member.state == "running" and len(await c.read(3, 3)) == 3
 
 
+@pytest.mark.parametrize("another", [False, True], ids=["alone", "another's transfer under way"])
 async def test_a_node_that_was_promised_a_log_which_can_not_be_sent_gets_a_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, another: bool
 ) -> None:
     """After a transfer its lease keeps the log above the snapshot. Where a part of an entry there is released and gone,
-    that log is of no use to it: it was waited for until the lease was over."""
+    that log is of no use to it, nor to whoever is on its way to that snapshot: it was waited for until the leases were
+    over."""
     async with cluster(tmp_path, 3, payload_cache_bytes=0, snapshot_stall_ms=600_000) as c:
         await c.create()
         await c.lead(1)
@@ -116,6 +118,12 @@ async def test_a_node_that_was_promised_a_log_which_can_not_be_sent_gets_a_snaps
         c.partition(3)
         # A transfer to it ended, and the next snapshot was taken meanwhile.
         chunks.leases[owner] = Lease(base, [bytes(16)], 0, 1e9)
+        if another:
+            # Of a node that is far behind.
+            caught_up = Chunks._has_caught_up
+            monkeypatch.setattr(Chunks, "_has_caught_up", lambda *of: of[2] != 9 and caught_up(*of))
+            chunks.leases[member.uid, 9] = Lease(base, [bytes(16)], 0, 1e9)
+            member.begin_transfer(9)
         await c.fill(1, 4, 2000)
         await c.nodes[1].compact()
         await c.nodes[1].snapshot()
@@ -133,3 +141,4 @@ async def test_a_node_that_was_promised_a_log_which_can_not_be_sent_gets_a_snaps
         c.network.heal()
         await c.applied()
         assert c.member(3).snapshot_index > gone
+        assert not another or chunks.leases[member.uid, 9].names, "what it was offered is there"

@@ -68,8 +68,8 @@ class Rig:
     def spawn(self, task: Callable[..., Any], *arguments: Any) -> None:
         self.nursery.start_soon(task, *arguments)
 
-    async def let_log_go(self, member: Any) -> None:
-        self.events.append("log goes")
+    async def let_log_go(self, member: Any, index: int) -> None:
+        self.events.append(("log goes", index))
 
     async def fetch(self, member: Any, first: int, last: int) -> int:
         return 0
@@ -165,7 +165,7 @@ async def test_where_no_tombstone_says_it_the_log_goes_and_a_snapshot_comes() ->
     rig.disk.set()
     async with trio.open_nursery() as rig.nursery:
         assert not rig.outbound.prepare(rig.member, rig.message(2, 2))
-    assert rig.events == ["log goes"] and not rig.sent
+    assert rig.events == [("log goes", 2)] and not rig.sent
     rig.error = Gone("it is")
 
 

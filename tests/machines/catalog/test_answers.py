@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 from logyard.machines.catalog.answers import (
-    ANSWER_BYTES_MAX,
     ANSWERS_MAX,
     BYTES_MAX,
     SHARD_ANSWERS,
@@ -34,14 +33,17 @@ def test_the_newest_are_kept_in_whole_shards() -> None:
     assert answers.get(request(count - 1)) == b"%d" % (count - 1) and len(answers.shards()) <= 17
 
 
-def test_large_ones_are_bounded_by_their_bytes() -> None:
-    answers, reply = Answers(), bytes(ANSWER_BYTES_MAX)
+def test_large_ones_are_bounded_by_their_bytes_and_the_newest_is_kept_whatever_it_is() -> None:
+    answers, reply = Answers(), bytes(64 << 10)
     for number in range(200):
         answers.put(request(number), reply)
     size = sum(map(len, answers.shards().values()))
     assert BYTES_MAX <= size < BYTES_MAX + 2 * len(reply)
-    answers.put(request(200), reply + b"x")
-    assert answers.get(request(200)) is None and answers.get(request(199)) == reply
+    huge = bytes(3 * BYTES_MAX)
+    answers.put(request(200), huge)
+    assert answers.get(request(200)) == huge
+    answers.put(request(201), b"x")
+    assert kept(answers, 202) == [200, 201]
 
 
 def test_a_snapshot_writes_the_newest_shard_alone() -> None:
@@ -60,7 +62,7 @@ def test_a_restored_copy_goes_on_like_the_one_it_is_of() -> None:
     draw, answers = random.Random(1), Answers()
     copy = Answers()
     for number in range(4000):
-        reply = bytes(draw.choice((1, 10, 500, 9000, ANSWER_BYTES_MAX)))
+        reply = bytes(draw.choice((1, 10, 500, 9000, 64 << 10)))
         answers.put(request(number), reply)
         copy.put(request(number), reply)
         if draw.random() < 0.02:
