@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import random
 import selectors
 import signal
 import socket
@@ -36,6 +37,8 @@ CLIENT = "local"
 
 
 LOOK_S = 0.5
+PORTS, PORTS_TRIED = (10_000, 32_768), 100
+"""Where ports are drawn from that nobody named: below those of connections that leave, by Linux's default."""
 CRASHED = 70
 """The exit code of a node that met a bug of ours; the other codes say that it must not run."""
 
@@ -103,7 +106,8 @@ class LocalNode:
 
 
 def free_ports(count: int, first: int | None = None) -> list[int]:
-    """Return loopback ports that are free now: consecutive from `first`, or any."""
+    """Return loopback ports that are free now: consecutive from `first`, or any. Those are not of the kernel's range
+    for connections that leave: between this and a node that listens, one of these may take it."""
     sockets = []
     try:
         for number in range(count):
@@ -111,7 +115,10 @@ def free_ports(count: int, first: int | None = None) -> list[int]:
             sockets.append(probe)
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("127.0.0.1", first + number if first else 0))
+                if first:
+                    probe.bind(("127.0.0.1", first + number))
+                else:
+                    _bind_any(probe)
             except OSError as error:
                 port = (first or 0) + number
                 raise ClusterFailed(f"port {port} is in use: {error.strerror}; choose another with --port") from error
@@ -119,6 +126,17 @@ def free_ports(count: int, first: int | None = None) -> list[int]:
     finally:
         for probe in sockets:
             probe.close()
+
+
+def _bind_any(probe: socket.socket) -> None:
+    draw = random.SystemRandom()
+    for _ in range(PORTS_TRIED):
+        try:
+            probe.bind(("127.0.0.1", draw.randrange(*PORTS)))
+            return
+        except OSError:
+            continue
+    probe.bind(("127.0.0.1", 0))
 
 
 def format_config(

@@ -20,7 +20,7 @@ ROWS_PER_SHARD = 256
 """Some 20 KiB of rows of logs, and one of 400 shards of 100,000: a change writes as much of the one as of the names of
 the others. Numbers are never reused, so a row never changes its shard."""
 
-OPEN_MAX = 64
+OPEN_MAX = 16
 """Shards that are written to at a time: one that goes on being written to is opened again."""
 
 

@@ -42,7 +42,7 @@ def test_every_verb_is_there() -> None:
     assert set(cli.commands) == VERBS
     assert {path[1] for path in every_command() if path[0] == "bench" and len(path) == 2} == {
         "append", "catchup", "churn", "cluster", "compare", "failover", "groups", "huge", "idle", "kv", "mixed",
-        "queue", "recover", "replay", "run", "spark",
+        "queue", "recover", "replace", "replay", "run", "spark",
     }  # fmt: skip
 
 
