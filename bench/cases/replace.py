@@ -37,8 +37,7 @@ def limits_of(settings: ReplaceSettings) -> dict[str, object]:
 
 
 class Load:
-    """Appends to some logs, one at a time each. `latency` is where they are counted now, `late` those that are behind
-    on acknowledging since `mark`."""
+    """Appends to some logs, one at a time each. `latency` is where they are counted now."""
 
     def __init__(self, logs: Sequence[Log], settings: ReplaceSettings) -> None:
         self.logs = logs
@@ -46,6 +45,7 @@ class Load:
         self.acknowledged = dict.fromkeys((log.name for log in logs), 0)
         self._pause_s = settings.interval_s
         self._body = bytes(settings.size)
+        # Of those that wait in `all_acknowledge`: since when, and which logs have not acknowledged since.
         self._since = time.perf_counter()
         self._late: set[str] = set()
         self._caught_up = trio.Event()

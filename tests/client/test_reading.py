@@ -24,9 +24,15 @@ def standing(version: int, epoch: int, revision: int) -> Standing:
     return Standing(1, version, (Owned(KEY, epoch, 0, False),), (), {1: revision})
 
 
+def joined() -> Membership:
+    """A member that owns nothing yet."""
+    found = Membership()
+    found.become(1)
+    return found
+
+
 def test_a_partition_of_a_used_number_is_read_when_its_coordinator_heard_of_it_first() -> None:
-    member = Membership()
-    member.become(1)
+    member = joined()
     old, new = row(33, seventh(33)), row(35, seventh(35))
     member.take(standing(1, 50, 35), old)
     assert not member.readings, "it would read the one that had the number before"
@@ -36,8 +42,7 @@ def test_a_partition_of_a_used_number_is_read_when_its_coordinator_heard_of_it_f
 
 
 def test_a_partition_of_a_used_number_waits_for_a_coordinator_that_has_not_heard_of_it() -> None:
-    member = Membership()
-    member.become(1)
+    member = joined()
     new = row(35, seventh(35))
     member.take(standing(1, 49, 33), new)
     assert not member.readings and member.version == 0
@@ -46,8 +51,7 @@ def test_a_partition_of_a_used_number_waits_for_a_coordinator_that_has_not_heard
 
 
 def test_what_is_owned_goes_on_while_the_row_is_older() -> None:
-    member = Membership()
-    member.become(1)
+    member = joined()
     member.take(standing(1, 49, 33), row(33, seventh(33)))
     held = member.readings[KEY]
     member.take(standing(2, 49, 34), row(33, seventh(33)))
@@ -56,8 +60,7 @@ def test_what_is_owned_goes_on_while_the_row_is_older() -> None:
 
 def test_a_revision_that_nobody_knows_is_looked_for_once() -> None:
     """Topics that were restored are older than what a coordinator was told."""
-    member = Membership()
-    member.become(1)
+    member = joined()
     restored = row(35, seventh(35))
     member.take(standing(1, 50, 100), restored)
     assert not member.readings and member.revision == 100

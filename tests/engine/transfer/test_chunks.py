@@ -241,3 +241,20 @@ def test_an_older_snapshot_may_lack_what_died_by_the_newer_one() -> None:
     assert Intent.unpack(intent.put(UID)[1] or b"").covered == [(1, 9)]
     assert intent.taken_over(30, 2, ()).release == 0 and intent.taken_over(4, 2, ()).release == 20
     assert Intent(20, 2, 25).taken_over(21, 2, ()).release == 25
+
+
+def test_only_who_needs_what_can_not_be_sent_loses_the_log() -> None:
+    """One whose transfer is under way keeps its chunks, and one that is past that entry its log."""
+    rig = Rig()
+    rig.member.compactable, rig.member.is_transferring = 90, lambda node: node == 4
+    rig.member.raft.progress = {node: SimpleNamespace(match=match) for node, match in ((2, 60), (3, 40), (4, 40))}
+    manifest = read_manifest(encoded(10, 1).manifest, UID)
+    for node in (3, 4):
+        rig.chunks.lease(UID, node, manifest, 0.0)
+    assert rig.chunks.log_kept_above(rig.member) == 10
+    rig.chunks.promise_no_log(rig.member, 55)
+    assert set(rig.chunks.leases) == {(UID, 4)} and rig.chunks.leases[UID, 4].names == set(manifest.chunks)
+    assert rig.chunks.log_kept_above(rig.member) == 100 and rig.unpinned == [UID]
+    rig.chunks.lease(UID, 2, manifest, 0.0)
+    rig.chunks.promise_no_log(rig.member, 55)
+    assert (UID, 2) in rig.chunks.leases and rig.chunks.log_kept_above(rig.member) == 10

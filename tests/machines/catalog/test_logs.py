@@ -153,3 +153,16 @@ def test_what_an_operator_made_of_it_is_what_is_wanted() -> None:
     told("logs", "report", logs=[(7, 2, (1, 2), ()), (8, 2, (1, 2), ())])
     copies = {log.name: log.copies for log in told.logs}
     assert copies == {"a": 2, "b": 3}, "only who moves by plan is wanted as before"
+
+
+def test_options_are_bounded_and_what_is_refused_changes_nothing() -> None:
+    told = Told()
+    told("logs", "create", logs=[wanted("a", 7)])
+    assert told("logs", "options", name="a", options={"note": "x" * 10_000})["options"]["note"]
+    before = told.machine.snapshot()
+    with pytest.raises(BadRequest, match="at most"):
+        told("logs", "options", name="a", options={"other": "x" * 10_000})
+    kept = told.machine.snapshot()
+    assert {name: kept[name] for name in kept if name.startswith("logs")} == {
+        name: before[name] for name in before if name.startswith("logs")
+    }
