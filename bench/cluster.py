@@ -82,19 +82,28 @@ def all_led(yard: Yard, cluster: Nodes, logs: int) -> bool:
     return len(led) == logs
 
 
-def all_applied(yard: Yard, cluster: Nodes, logs: int) -> bool:
-    """Return whether every log has a leader and every member applied all that its leader committed."""
-    lists = groups_of(yard, cluster)
-    commits = {
-        group["name"]: int(group["commit"])
-        for groups in lists.values()
-        for group in groups
-        if group["role"] == "leader"
-    }
-    return len(commits) == logs and all(
-        len(groups) == logs and all(int(group["applied"]) >= commits[group["name"]] for group in groups)
-        for groups in lists.values()
+def holds_everything(lists: Sequence[Sequence[Mapping[str, Any]]], logs: int) -> bool:
+    """Return whether every node lists every log, and has applied all that the log's leader holds; `lists` is what each
+    node says of its groups.
+
+    All that it holds, not its commit index: a new leader learns what was committed before it only when the first entry
+    of its own term is committed (Raft, section 8), and what was acknowledged may lie between the two.
+    """
+    last: dict[object, int] = {}
+    for groups in lists:
+        for group in groups:
+            # A group that hibernates has no leader after a restart of all; its row was committed as it is.
+            if group["role"] == "leader" or group["state"] == "hibernating":
+                last[group["name"]] = max(last.get(group["name"], 0), int(group["last"]))
+    return len(last) == logs and all(
+        len(groups) == logs and all(int(group["applied"]) >= last[group["name"]] for group in groups)
+        for groups in lists
     )
+
+
+def all_applied(yard: Yard, cluster: Nodes, logs: int) -> bool:
+    """Return whether every member of every log has applied all that its leader holds."""
+    return holds_everything(list(groups_of(yard, cluster).values()), logs)
 
 
 def statuses(yard: Yard, cluster: Nodes) -> list[Mapping[str, Any]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import trio
 
-from logyard.engine.replica.member import ASLEEP
+from logyard.bench.cluster import holds_everything
 
 from ..cli.output import Output
 from ..local_cluster import LocalCluster
@@ -258,16 +258,7 @@ class DemoRun:
                 lists = [await yard.list(node=node) for node in NODES]
             except (OSError, trio.TooSlowError):
                 return False
-            commits: dict[object, int] = {}
-            for groups in lists:
-                for group in groups:
-                    # A group that hibernates has no leader after a restart of all; its row was committed as it is.
-                    if group["role"] == "leader" or group["state"] == ASLEEP:
-                        commits[group["name"]] = max(commits.get(group["name"], 0), int(group["commit"]))
-            return len(commits) == self.logs and all(
-                len(groups) == self.logs and all(int(group["applied"]) >= commits[group["name"]] for group in groups)
-                for groups in lists
-            )
+            return holds_everything(lists, self.logs)
 
         await self.reach(f"{what}: every member holds everything", agreed, SETTLE_S)
 
