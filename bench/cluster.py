@@ -87,7 +87,7 @@ def holds_everything(lists: Sequence[Sequence[Mapping[str, Any]]], logs: int) ->
     node says of its groups.
 
     All that it holds, not its commit index: a new leader learns what was committed before it only when the first entry
-    of its own term is committed (Raft, section 8), and what was acknowledged may lie between the two.
+    of its own term is committed, and what was acknowledged may lie between the two.
     """
     last: dict[object, int] = {}
     for groups in lists:

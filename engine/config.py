@@ -203,11 +203,11 @@ class SystemConfig:
         8 * MIB, MIB, 64 * MIB, "One LMDB commit: below 1 MiB the sync dominates, above 16 MiB nothing is won."
     )
     generation_files: int = _limit(
-        0,
+        1,
         0,
         1,
-        "1: bodies of 16 KiB and more go to a file beside LMDB in new generations, around the page cache; an older "
-        "logyard refuses such a data directory.",
+        "1: bodies of 16 KiB and more go to a file beside LMDB in new generations, around the page cache; 0: all "
+        "bodies lie in LMDB, as in data directories of older builds.",
     )
     migrate_budget_bytes: int = _limit(
         4 * GIB,

@@ -32,8 +32,10 @@ LAG_ENTRIES = 64
 STEP_S = 30.0
 WAIT_S = 2.0
 """A step that waits for so long leaves its place to others."""
-PAUSE_S = 0.05
+PAUSE_S = 0.1
 AT_ONCE = 64
+APART_S = 0.003
+"""Moves taken up in one look begin so far apart: begun at once, they would hold up the appends of everybody else."""
 
 
 class Step(NamedTuple):
@@ -127,12 +129,14 @@ class Mover:
 
     def look(self, moves: Mapping[int, Move]) -> None:
         """Take up each move (by number) of a group led here."""
+        begun = 0
         for number, move in moves.items():
             if len(self._busy) >= AT_ONCE:
                 return
             if number not in self._busy and self._led(move.uid) is not None:
                 self._busy.add(number)
-                self._spawn(self._do, number)
+                self._spawn(self._do, number, begun * APART_S)
+                begun += 1
 
     def _led(self, uid: int) -> Member | None:
         """Return a group's member, if it leads and knows all of its earlier leaders."""
@@ -154,9 +158,10 @@ class Mover:
         }
         return member, next_step(move, raft.configuration, raft.node, caught_up)
 
-    async def _do(self, number: int) -> None:
+    async def _do(self, number: int, after_s: float) -> None:
         waited, told = 0.0, False
         try:
+            await trio.sleep(after_s)
             with trio.move_on_after(STEP_S):
                 while waited < WAIT_S:
                     move = self._find(number)

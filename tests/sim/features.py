@@ -44,9 +44,11 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "rings": {"rot_ring": ("D8.ring",), "ring_tail": ("R1.ring_tail",)},
     # Proposals gather on every node, as on one that has no moment to lose, however few groups there are.
     "linger": {},
+    # Large bodies of generations lie in files beside LMDB.
+    "bodies": {},
 }
 """By feature, its verbs with the kinds that each can hit."""
-LATER = ("rings", "linger")
+LATER = ("rings", "linger", "bodies")
 """Features that came after histories were recorded, whose seeds do not have them."""
 MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}
 MORE_KINDS = frozenset(kind for kinds in MORE_VERBS.values() for kind in kinds)

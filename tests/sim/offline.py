@@ -53,13 +53,15 @@ def _findings(host: Host, cluster: Cluster) -> list[dict[str, str]]:
 
 
 def _write(directory: Directory, target: Path) -> None:
-    """One directory as real files; one with an environment is that environment."""
+    """One directory as real files; one with an environment is that environment, and what lies beside it."""
     data = directory.names.get("data.mdb")
     if isinstance(data, File) and data.rows is not None:
         target.rmdir()
         fill_environment(str(target), {bytes(key): bytes(value) for key, value in data.rows.values.items()})
-        return
     for name, node in directory.names.items():
+        if isinstance(node, File) and (target / name).exists():
+            # The environment's own.
+            continue
         if isinstance(node, Directory):
             (target / name).mkdir()
             _write(node, target / name)

@@ -14,11 +14,12 @@ import random
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from logyard.payloads import layout
 from logyard.protocol.errors import LogyardError, WalFailed
 
 from .checks import Checker
@@ -55,6 +56,8 @@ MORE_S = 240.0
 """So much longer at most."""
 READ_S = 30.0
 """For the reads at the end of a round."""
+BESIDE_BYTES = 256
+"""From which size on a body is a large one: a run has few as large as those of a node."""
 REPAIRS = 20
 """So often a read is tried again that met damage."""
 CONVERGE_S = 40.0
@@ -79,6 +82,16 @@ class Result:
     events: int = 0
     notes: Counter[str] = field(default_factory=Counter)
     swarm: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def _large_bodies(size: int) -> Iterator[None]:
+    """Bodies of that size and more are large ones to generations with a file for them."""
+    before, layout.BESIDE_BYTES = layout.BESIDE_BYTES, size
+    try:
+        yield
+    finally:
+        layout.BESIDE_BYTES = before
 
 
 class Run:
@@ -118,6 +131,7 @@ class Run:
             limits["ring_slots"] = random.Random(f"rings of {seed}").choice((16, 24, 64))
         if "linger" in self.features:
             limits |= {"linger_groups": 1, "linger_ms": random.Random(f"gathering of {seed}").choice((2, 20, 200))}
+        limits["generation_files"] = int("bodies" in self.features)
         self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines, old_machines)
         self.cluster.lingers = "linger" in self.features
         if "maps" in self.features:
@@ -156,6 +170,10 @@ class Run:
 
     def go(self) -> Result:
         """Run it all."""
+        with _large_bodies(BESIDE_BYTES):
+            return self._go()
+
+    def _go(self) -> Result:
         began = time.process_time()
         result = self.result
         previous = logging.root.manager.disable

@@ -29,6 +29,7 @@ from .clients_queue import QueueGroup
 from .cluster import is_short
 from .features import FEATURES, LATER, drawn
 from .features import recorded as recorded_features
+from .files import File
 from .kinds import KINDS, VERBS, forced_of
 from .loop import Stop
 from .minimise import minimise
@@ -213,6 +214,13 @@ def test_features_are_drawn_from_a_stream_of_their_own() -> None:
     # A run without them draws what it drew before there were any: the same verbs in the same rounds.
     one, two = (Run(12, 0.3, features=features).go() for features in (None, frozenset[str]()))
     assert [line for line in one.swarm if line] == [line for line in two.swarm if line]
+
+
+def test_runs_with_large_bodies_write_them_to_files() -> None:
+    run = Run(5001, 0.5, features=frozenset({"bodies", "truncations"}))
+    assert not run.go().violations
+    files = chain.from_iterable(host.files.walk() for host in run.cluster.hosts.values())
+    assert any(isinstance(node, File) and path.endswith("/bodies") and node.seen for path, node in files)
 
 
 @pytest.mark.parametrize("feature", sorted(FEATURES.keys() - {"offline"}))

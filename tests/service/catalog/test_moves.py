@@ -16,7 +16,8 @@ from logyard.machines.catalog.logs import LIVE, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, RETURNED, SILENT, Node
 from logyard.machines.catalog.plan import Move
 from logyard.protocol.errors import Refused
-from logyard.service.catalog.mover import UNDO, WAIT, Mover, Step, next_step
+from logyard.service.catalog.mover import APART_S, UNDO, WAIT, Mover, Step, next_step
+from logyard.service.catalog.mover import AT_ONCE as MOVES
 from logyard.service.catalog.planner import ROWS_AT_ONCE
 from logyard.service.catalog.reconciler import AT_ONCE, PER_NODE, STEPS_MAX, Doing, Reconciler, Seen
 
@@ -89,7 +90,7 @@ class Calls:
             raise Refused("no leader")
 
 
-async def test_ends_that_come_while_one_is_told_are_told_together() -> None:
+async def test_ends_that_come_while_one_is_told_are_told_together(autojump_clock: trio.testing.MockClock) -> None:
     """Each is a move that has found its group as it is to be; none is taken up again before its end is told."""
     calls: Any = Calls()
     moves = {number: Move(number, "replace", 3, 4, "node 3 is dead", 0) for number in range(1, 6)}
@@ -107,15 +108,15 @@ async def test_ends_that_come_while_one_is_told_are_told_together() -> None:
     async with trio.open_nursery() as nursery:
         mover = Mover(calls, members, {1, 2, 4}, moves.get, nothing, nothing, nursery.start_soon)
         mover.look({1: moves[1]})
-        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(1)
         mover.look(moves)
         mover.look(moves)
-        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(1)
         row = (1, 5, done.voters, done.learners)
         assert calls.told == [("logs", "report", [row])]
         calls.refuses = 1
         calls.open.set()
-        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(1)
     assert [(section, name, len(values)) for section, name, values in calls.told] == [
         ("logs", "report", 1), ("logs", "report", 4), ("plan", "finish", 4),
     ]  # fmt: skip
@@ -123,6 +124,24 @@ async def test_ends_that_come_while_one_is_told_are_told_together() -> None:
         mover._spawn = nursery.start_soon
         mover.look({1: moves[1]})
     assert calls.told[-1] == ("plan", "finish", [(1, "done")]), "what could not be told is found again"
+
+
+async def test_moves_of_one_look_begin_one_after_the_other(autojump_clock: trio.testing.MockClock) -> None:
+    """Sixty at once are a turn of the loop that everybody else would wait for."""
+    began: list[float] = []
+
+    def find(number: int) -> None:
+        began.append(trio.current_time())
+
+    members: Any = {
+        uid: SimpleNamespace(leading=True, raft=SimpleNamespace(role=LEADER)) for uid in range(1, 2 * MOVES + 1)
+    }
+    nothing: Any = None
+    start = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        mover = Mover(nothing, members, set(), find, nothing, nothing, nursery.start_soon)
+        mover.look({uid: Move(uid, "replace", 3, 4, "node 3 is dead", 0) for uid in members})
+    assert [round((at - start) / APART_S) for at in began] == list(range(MOVES))
 
 
 def node(state: str = ACTIVE) -> Node:

@@ -1,0 +1,76 @@
+"""When a node looks at the catalogue: once in a while, at moves more often, and at once when it is told to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+import trio.testing
+
+from logyard.protocol.errors import Refused
+from logyard.service.catalog.keeper import Keeper
+
+
+class Looking(Keeper):
+    """Notes when it looks. `moving`: whether there are moves."""
+
+    def __init__(self) -> None:
+        here: Any = type("Here", (), {"cluster": "c"})
+        super().__init__(here, None, look_s=1.0)  # type: ignore[arg-type]  # it does nothing but look
+        self.moving = False
+        self.looks: list[float] = []
+        self.short: list[float] = []
+
+    async def _look(self) -> None:
+        self.looks.append(round(trio.current_time(), 6))
+
+    def _is_moving(self) -> bool:
+        return self.moving
+
+    async def _look_at_moves(self) -> None:
+        self.short.append(round(trio.current_time(), 6))
+
+
+async def watched(keeper: Looking, seconds: float) -> tuple[list[float], list[float]]:
+    """Let it look for some seconds from here on; return when it looked, and when at moves alone."""
+    began = trio.current_time()
+    keeper.looks.clear()
+    keeper.short.clear()
+    with trio.move_on_after(seconds):
+        await keeper.run()
+    return tuple([round(at - began, 6) for at in some] for some in (keeper.looks, keeper.short))  # type: ignore[return-value]
+
+
+async def test_it_looks_at_moves_more_often_while_there_are_any(autojump_clock: trio.testing.MockClock) -> None:
+    keeper = Looking()
+    assert await watched(keeper, 2.5) == ([0, 1, 2], [])
+    keeper.moving = True
+    looks, short = await watched(keeper, 2.1)
+    assert looks == [0, 1, 2]
+    assert short == [0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0]
+
+
+async def test_it_looks_at_once_when_it_is_told_to(autojump_clock: trio.testing.MockClock) -> None:
+    for moving in (False, True):
+        keeper = Looking()
+        keeper.moving = moving
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.run)
+            await trio.sleep(0.3)
+            keeper.stir()
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(keeper.looks) == 2 and len(keeper.short) == moving
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_look_at_moves_that_is_refused_is_a_complaint(autojump_clock: trio.testing.MockClock) -> None:
+    class Refusing(Keeper):
+        catalog = object()  # type: ignore[assignment]
+
+        async def _lead(self, catalog: object) -> None:
+            raise Refused("not now")
+
+    here: Any = type("Here", (), {"cluster": "c"})
+    keeper = Refusing(here, None)  # type: ignore[arg-type]
+    await keeper._look_at_moves()
+    assert keeper.trouble == "not now"
