@@ -456,8 +456,8 @@ class Generation:
         except OSError as error:
             if error.errno in SHORT:
                 raise StoreShort(f"{self._bodies.path}: {error}") from error
-            raise layout.corrupt(self.path, key, "bytes that can be read", error) from error
-        layout.check_placed(self.path, key, value, body)
+            raise layout.corrupt(self._bodies.path, key, "bytes that can be read", error) from error
+        layout.check_placed(self._bodies.path, key, value, body)
         return length, body
 
     def scan(self, run: int, uid: int, first: int, last: int, *, bodies: bool = True) -> Iterator[StoredEntry]:

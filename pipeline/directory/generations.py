@@ -13,6 +13,7 @@ from pathlib import Path
 from logyard.engine.disk.door import Disk
 from logyard.engine.recovery.inspect import Facts
 from logyard.payloads import checkpoints
+from logyard.payloads.bodies import NAME as BODIES
 from logyard.payloads.catalog import Catalog
 from logyard.payloads.generation import HALF_MADE, Generation
 from logyard.payloads.homes import Home
@@ -66,6 +67,13 @@ class Generations:
     def data(self, number: int) -> str:
         """Return a generation's file."""
         return f"{self.path(number)}/data.mdb"
+
+    def damaged(self, generation: Generation, text: str) -> tuple[str, str]:
+        """Return the file of a generation that an error is about, and what it says of it."""
+        for prefix, name in ((f"{generation.path}/{BODIES}: ", BODIES), (f"{generation.path}: ", "data.mdb")):
+            if text.startswith(prefix):
+                return f"{self.path(generation.number)}/{name}", text.removeprefix(prefix)
+        return self.data(generation.number), text
 
     def _read_rows(self, facts: Facts) -> None:
         report = self._report
@@ -144,12 +152,12 @@ class Generations:
             for text in measured.damage:
                 found = GROUP.search(text)
                 group = facts.name(int(found[1], 16)) if found else ""
-                text = text.removeprefix(f"{generation.path}: ")
+                where, text = self.damaged(generation, text)
                 if UNFINISHED.search(text):
                     # Of an entry that the ledger has, `_compare` says so; else a job was cut off while it wrote it.
                     report.warning("unfinished", text, path=path, group=group)
                 else:
-                    report.damage("generation", text, path=path, group=group)
+                    report.damage("generation", text, path=where, group=group)
             self._compare(number, generation, measured, facts)
         except FormatNewer as error:
             raise WrongIdentity(str(error)) from None
@@ -174,7 +182,9 @@ class Generations:
             rows = measured.runs.get(run) or Columns()
             for uid, listed in columns.groups.items():
                 there = set(zip(*rows.groups[uid], strict=True)) if uid in rows.groups else set()
-                lacking = sorted({slot[0] for slot in zip(*listed, strict=True) if slot not in there})
+                gone = {slot[0] for slot in zip(*listed, strict=True) if slot not in there}
+                # Of what is damaged it was said already.
+                lacking = sorted(index for index in gone if (run, uid, index) not in measured.bad)
                 if lacking:
                     text = f"run {run} lists entries whose rows are gone: {some(list(map(str, lacking)))}"
                     report.damage("generation", text, path=path, group=facts.name(uid))

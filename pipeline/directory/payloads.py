@@ -165,7 +165,8 @@ class _Group:
                 body = stored.pack(unit.number)
                 data = generation.read_unit(home.run, self.uid, index, unit.number) if body is None else body
             except PayloadError as error:
-                self._missing(f"unit {unit.number} of entry {index}: {error}", path)
+                where, text = self._generations.damaged(generation, str(error))
+                self._missing(f"unit {unit.number} of entry {index}: {text}", where)
                 continue
             self._hash(index, stored.term, unit, data, f"unit {unit.number} of entry {index}", path)
 

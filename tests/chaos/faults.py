@@ -48,9 +48,9 @@ class Torment:
             "flapping": self.flapping, "reset": self.reset, "wire_bit": self.wire_bit, "slow_disk": self.slow_disk,
             "disk_error": self.disk_error, "membership": self.membership, "transfer": self.transfer,
             "rolling_restart": self.rolling_restart, "snapshot_lag": self.snapshot_lag,
-            "wal_bytes": lambda: self.spoil("wal", ".wal"),
-            "segment_bytes": lambda: self.spoil("segments", ".seg"),
-            "payload_bytes": lambda: self.spoil("payloads", "data.mdb"),
+            "wal_bytes": lambda: self.spoil("wal", "*.wal"),
+            "segment_bytes": lambda: self.spoil("segments", "*.seg"),
+            "payload_bytes": lambda: self.spoil("payloads", "data.mdb", "bodies"),
             "writer_kill": self.writer_kill, "kill9_with_writer": self.kill9_with_writer,
             "kill_in_recovery": self.kill_in_recovery, "pause_some": self.pause_some, "learner": self.learner,
             "queue_membership": lambda: self.membership(QUEUES),
@@ -315,7 +315,7 @@ class Torment:
                     pass
         return found
 
-    def spoil(self, folder: str, suffix: str) -> int:
+    def spoil(self, folder: str, *patterns: str) -> int:
         """Bits rot in the stopped files of the one node whose disk does that; what it loses must come from the others.
 
         It is stopped cleanly, so that the last batch is sealed: rot in an unsealed last batch is law 8's known rest.
@@ -324,7 +324,8 @@ class Torment:
         self.cluster.signal(node, signal.SIGTERM)
         assert self.cluster.end(node) == 0
         found = 0
-        for path in sorted((self.cluster.nodes[node].data / folder).rglob(f"*{suffix}")):
+        files = self.cluster.nodes[node].data / folder
+        for path in sorted(path for pattern in patterns for path in files.rglob(pattern)):
             found += self.rot(path)
         self.cluster.restart(node)
         return found

@@ -65,7 +65,7 @@ def damage(cluster: LocalCluster, node: int, wanted: bytes) -> int:
     """Flip a bit of each copy that the node has of some bytes."""
     hits = 0
     data = cluster.nodes[node].data
-    for path in [*data.glob("wal/*.wal"), *data.glob("payloads/gen-*/data.mdb")]:
+    for path in [*data.glob("wal/*.wal"), *data.glob("payloads/gen-*/[bd]*")]:
         raw = path.read_bytes()
         at = raw.find(wanted)
         while at >= 0:

@@ -179,7 +179,7 @@ def test_a_damaged_payload_is_named(data: Path, number: int, place: str) -> None
     body = RECORDS[number][1]
     assert body is not None and len(body) > 200
     hit = 0
-    for path in [*data.glob("wal/*.wal"), *data.glob("payloads/*/data.mdb")]:
+    for path in [*data.glob("wal/*.wal"), *data.glob("payloads/gen-*/[bd]*")]:
         raw = path.read_bytes()
         at = raw.find(body[:200])
         while at >= 0:

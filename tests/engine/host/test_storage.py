@@ -221,11 +221,12 @@ async def test_damaged_payloads_in_a_file_do_not_stop_the_storage_of_others(tmp_
             await c.read(1, 1, 1)
 
 
-async def test_damaged_bytes_in_a_generation_are_never_served(tmp_path: Path) -> None:
-    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+@pytest.mark.parametrize("beside", [False, True], ids=["in LMDB", "beside it"])
+async def test_damaged_bytes_in_a_generation_are_never_served(tmp_path: Path, beside: bool) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0, generation_files=int(beside)) as c:
         bodies = await c.fill(1, 6, 40 * KIB)
         await c.nodes[1].compact()
-        for path in (tmp_path / "node-1" / "payloads").rglob("data.mdb"):
+        for path in (tmp_path / "node-1" / "payloads").rglob("bodies" if beside else "data.mdb"):
             damage(path, bodies[2][:30], optional=True)
         assert [body for _, body in await c.read(1, 0, 2)] == bodies[:2]
         with pytest.raises(LogyardError):

@@ -470,11 +470,12 @@ def test_a_deleted_segment(data: Path) -> None:
 
 
 def test_payload_in_a_generation(data: Path) -> None:
-    # Its beginning: the end may lie in a leaf.
-    path, at = holding(data / "payloads", "gen-*/data.mdb", large("gamma", 2)[:2000])
+    path, at = holding(data / "payloads", "gen-*/bodies", large("gamma", 2)[:2000])
     flip(path, at + 9)
     report = check_directory(data)
     expect(report, str(path.relative_to(data)), "gamma", "entry")
+    damaged = {finding["path"] for finding in named(report, "damage") if finding["group"] == "gamma"}
+    assert damaged == {str(path.relative_to(data))}, report["findings"]
 
 
 def test_small_payload_in_a_generation(data: Path) -> None:
