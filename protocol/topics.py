@@ -9,10 +9,10 @@ docs/wire-client.md has every format.
 
 from __future__ import annotations
 
-import heapq
 import re
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgpack
@@ -165,60 +165,101 @@ def first_layout(partitions: Sequence[int]) -> Layout:
 def grown_layout(layout: Layout, new: Sequence[int]) -> Layout:
     """Return a layout in which the partitions `new` have their even share, taken from the others: no slot moves from
     an old one to another old one."""
-    old = sorted({partition for _, partition in layout})
-    count = len(old) + len(new)
-    held = {one: sum(slots for slots, owner in layout if owner == one) for one in old}
+    held = _held(layout)
+    count = len(held) + len(new)
     wanted = [SLOTS * (at + 1) // count - SLOTS * at // count for at in range(len(new))]
-    give = dict.fromkeys(old, 0)
-    # Whoever has most gives next.
-    richest = [(-held[one], one) for one in old]
-    heapq.heapify(richest)
-    for _ in range(sum(wanted)):
-        has, one = richest[0]
-        give[one] += 1
-        heapq.heapreplace(richest, (has + 1, one))
-    slots = slots_of(layout)
-    takers = [one for one, share in zip(new, wanted, strict=True) for _ in range(share)]
+    # Whoever has most gives: it is as if those that have least took, from below.
+    give = _levelled({one: -slots for one, slots in held.items()}, sum(wanted))
+    takers = [*zip(wanted, new, strict=True)]
+    found: list[tuple[int, int]] = []
     # The last slots of each go, so that what stays is one run.
-    for slot in range(SLOTS - 1, -1, -1):
-        if give.get(slots[slot], 0):
-            give[slots[slot]] -= 1
-            slots[slot] = takers.pop()
-    return runs_of(slots)
+    for slots, owner in reversed(layout):
+        goes = min(slots, give[owner])
+        give[owner] -= goes
+        found += _taken(takers, goes)
+        found.append((slots - goes, owner))
+    return _joined(reversed(found))
 
 
 def shrunk_layout(layout: Layout, gone: Collection[int]) -> Layout:
     """Return a layout without the partitions `gone`: their slots go to whoever has least, no other slot moves."""
-    held = dict.fromkeys(sorted({partition for _, partition in layout} - set(gone)), 0)
-    for slots, owner in layout:
-        if owner in held:
-            held[owner] += slots
-    poorest = [(count, one) for one, count in held.items()]
-    heapq.heapify(poorest)
-    takers: list[int] = []
-    for _ in range(SLOTS - sum(held.values())):
-        count, one = poorest[0]
-        takers.append(one)
-        heapq.heapreplace(poorest, (count + 1, one))
+    held = {one: slots for one, slots in _held(layout).items() if one not in gone}
+    takes = _levelled(held, SLOTS - sum(held.values()))
     # Each one's in a run, so that the layout stays short.
-    takers.sort(reverse=True)
-    return runs_of(owner if owner in held else takers.pop() for owner in slots_of(layout))
+    takers = sorted(((slots, one) for one, slots in takes.items() if slots), key=itemgetter(1), reverse=True)
+    found: list[tuple[int, int]] = []
+    for slots, owner in layout:
+        found += [(slots, owner)] if owner in held else _taken(takers, slots)
+    return _joined(found)
+
+
+def _held(layout: Layout) -> dict[int, int]:
+    """Return how many slots each partition has, by rising number."""
+    found = dict.fromkeys(sorted({partition for _, partition in layout}), 0)
+    for slots, owner in layout:
+        found[owner] += slots
+    return found
+
+
+def _levelled(counts: Mapping[int, int], more: int) -> dict[int, int]:
+    """Return how many each gets of `more`, one after the other to whoever has least, of equals to the lowest number."""
+    order = sorted(counts.values())
+    level, left = order[0], more
+    # Up to the level that all who have less can be filled to.
+    for at, step in enumerate([*order[1:], order[-1] + more], 1):
+        rise = min((step - level), left // at)
+        level, left = level + rise, left - rise * at
+        if level < step:
+            break
+    found = {one: max(0, level - count) for one, count in counts.items()}
+    for one in sorted(one for one, count in counts.items() if count <= level)[:left]:
+        found[one] += 1
+    return found
+
+
+def _taken(takers: list[tuple[int, int]], slots: int) -> list[tuple[int, int]]:
+    """Return runs of so many slots for the last of those that take, which have them then."""
+    found = []
+    while slots:
+        share, one = takers.pop()
+        some = min(share, slots)
+        if some < share:
+            takers.append((share - some, one))
+        found.append((some, one))
+        slots -= some
+    return found
+
+
+def _joined(runs: Iterable[tuple[int, int]]) -> Layout:
+    """Return runs as a layout: none is empty, no two neighbours are of one partition."""
+    found: list[tuple[int, int]] = []
+    for slots, one in runs:
+        if found and found[-1][1] == one:
+            found[-1] = (found[-1][0] + slots, one)
+        elif slots:
+            found.append((slots, one))
+    return tuple(found)
+
+
+def moved_slots(old: Layout, new: Layout) -> Iterator[tuple[int, int]]:
+    """Yield (who had them, who has them) for runs of slots that go from one partition to another."""
+    before, after = iter(old), iter(new)
+    left = right = 0
+    source = target = -1
+    for _ in range(len(old) + len(new)):
+        if not left:
+            left, source = next(before, (0, -1))
+        if not right:
+            right, target = next(after, (0, -1))
+        run = min(left, right)
+        left, right = left - run, right - run
+        if run and source != target:
+            yield source, target
 
 
 def slots_of(layout: Layout) -> list[int]:
     """Return the partition of each slot."""
     return [partition for slots, partition in layout for _ in range(slots)]
-
-
-def runs_of(slots: Iterable[int]) -> Layout:
-    """Return the layout that puts each slot there."""
-    found: list[tuple[int, int]] = []
-    for one in slots:
-        if found and found[-1][1] == one:
-            found[-1] = (found[-1][0] + 1, one)
-        else:
-            found.append((1, one))
-    return tuple(found)
 
 
 def pack_layout(layout: Layout) -> bytes:

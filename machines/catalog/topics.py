@@ -36,10 +36,10 @@ from logyard.protocol.topics import (
     check_topic_name,
     first_layout,
     grown_layout,
+    moved_slots,
     packed_topic,
     partition_log,
     shrunk_layout,
-    slots_of,
     topic_of,
 )
 
@@ -341,7 +341,6 @@ def _without(one: Partition, gone: Collection[int]) -> Partition:
 def _sources(old: Layout, new: Layout) -> dict[int, list[int]]:
     """Return, by partition that has slots which it had not, those that they came from."""
     found: dict[int, set[int]] = {}
-    for before, after in zip(slots_of(old), slots_of(new), strict=True):
-        if before != after:
-            found.setdefault(after, set()).add(before)
+    for before, after in moved_slots(old, new):
+        found.setdefault(after, set()).add(before)
     return {number: sorted(sources) for number, sources in found.items()}

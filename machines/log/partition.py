@@ -31,7 +31,7 @@ from logyard.protocol.topics import (
     PARTITION_OPENING,
     STALE_PARTITIONS,
     Layout,
-    slots_of,
+    moved_slots,
     unpack_layout,
 )
 
@@ -119,10 +119,8 @@ class PartitionFence:
 
     def _turn(self, epoch: int, after: Layout) -> None:
         """Note what another layout makes of this log: it may have slots of others then, or none any more."""
-        now = [owner == self.number for owner in slots_of(after)]
-        self.ended = not any(now)
-        before = slots_of(unpack_layout(self.layout))
-        if any(has and owner != self.number for has, owner in zip(now, before, strict=True)):
+        self.ended = all(owner != self.number for _, owner in after)
+        if any(target == self.number for _, target in moved_slots(unpack_layout(self.layout), after)):
             self.joined = epoch
 
     def _open(self, topic: int, epoch: int, number: int, layout: bytes, end: int) -> bytes | Reject:

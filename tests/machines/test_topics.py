@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -17,10 +19,12 @@ from logyard.machines.rehearsal import Command, Rehearsal, Step, Upgrade
 from logyard.protocol.errors import BadRequest, GroupExists, LogyardError
 from logyard.protocol.topics import (
     SLOTS,
+    Layout,
     Topic,
     enveloped,
     first_layout,
     grown_layout,
+    moved_slots,
     opened_envelope,
     pack_layout,
     packed_topic,
@@ -49,6 +53,58 @@ class Alone:
 
     def find(self, name: str) -> Topic:
         return topic_of(section_answer(self.run.machine.query(section_question("find", {"name": name}))))  # type: ignore[attr-defined]
+
+
+def grown_slot_by_slot(layout: Layout, new: Sequence[int]) -> Layout:
+    """`grown_layout`, slot by slot: whoever has most gives next, of equals the lowest number."""
+    old = sorted({partition for _, partition in layout})
+    count = len(old) + len(new)
+    held = {one: sum(slots for slots, owner in layout if owner == one) for one in old}
+    wanted = [SLOTS * (at + 1) // count - SLOTS * at // count for at in range(len(new))]
+    give = dict.fromkeys(old, 0)
+    # Whoever has most gives next.
+    richest = [(-held[one], one) for one in old]
+    heapq.heapify(richest)
+    for _ in range(sum(wanted)):
+        has, one = richest[0]
+        give[one] += 1
+        heapq.heapreplace(richest, (has + 1, one))
+    slots = slots_of(layout)
+    takers = [one for one, share in zip(new, wanted, strict=True) for _ in range(share)]
+    # The last slots of each go, so that what stays is one run.
+    for slot in range(SLOTS - 1, -1, -1):
+        if give.get(slots[slot], 0):
+            give[slots[slot]] -= 1
+            slots[slot] = takers.pop()
+    return runs_of(slots)
+
+
+def shrunk_slot_by_slot(layout: Layout, gone: Collection[int]) -> Layout:
+    """`shrunk_layout`, slot by slot: whoever has least takes next, of equals the lowest number."""
+    held = dict.fromkeys(sorted({partition for _, partition in layout} - set(gone)), 0)
+    for slots, owner in layout:
+        if owner in held:
+            held[owner] += slots
+    poorest = [(count, one) for one, count in held.items()]
+    heapq.heapify(poorest)
+    takers: list[int] = []
+    for _ in range(SLOTS - sum(held.values())):
+        count, one = poorest[0]
+        takers.append(one)
+        heapq.heapreplace(poorest, (count + 1, one))
+    # Each one's in a run, so that the layout stays short.
+    takers.sort(reverse=True)
+    return runs_of(owner if owner in held else takers.pop() for owner in slots_of(layout))
+
+
+def runs_of(slots: Iterable[int]) -> Layout:
+    found: list[tuple[int, int]] = []
+    for one in slots:
+        if found and found[-1][1] == one:
+            found[-1] = (found[-1][0] + 1, one)
+        else:
+            found.append((1, one))
+    return tuple(found)
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 30), max_size=4))
@@ -83,6 +139,24 @@ def test_partitions_that_go_move_their_slots_only(first: int, steps: list[tuple[
         shares = [after.count(number) for number in numbers]
         assert max(shares) - min(shares) <= 1 + len(steps), shares
         assert unpack_layout(pack_layout(layout)) == layout
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(1, 20)), max_size=6))
+def test_runs_are_counted_out_as_slots_would_be(first: int, steps: list[tuple[bool, int]]) -> None:
+    """Machines of all versions must come to the same layouts."""
+    layout, numbers = first_layout(range(first)), list(range(first))
+    for grows, count in steps:
+        before = layout
+        if grows:
+            new = [number for number in range(100) if number not in numbers][:count]
+            layout, numbers = grown_layout(layout, new), sorted(numbers + new)
+            assert layout == grown_slot_by_slot(before, new)
+        else:
+            gone = numbers[max(1, len(numbers) - count) :]
+            layout, numbers = shrunk_layout(layout, gone), numbers[: max(1, len(numbers) - count)]
+            assert layout == shrunk_slot_by_slot(before, gone)
+        moved = {pair for pair in zip(slots_of(before), slots_of(layout), strict=True) if pair[0] != pair[1]}
+        assert set(moved_slots(before, layout)) == moved
 
 
 @given(st.binary(max_size=100) | st.none(), st.binary(max_size=100))
