@@ -10,8 +10,11 @@ Invariant: a name is one log's that is neither `undoing`, `deleting` nor `confli
 from __future__ import annotations
 
 import re
+from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 import msgpack
@@ -86,6 +89,7 @@ class Logs:
         self._held: Counter[int] = Counter()
         # Names of logs that are going, with their numbers: their members may still have them.
         self._going: dict[str, set[int]] = {}
+        self._order: array[int] | None = None
 
     def apply(self, at: At, command: str, values: Mapping[str, Any]) -> Any:
         """Apply a command; see the method of its name."""
@@ -137,10 +141,25 @@ class Logs:
                 raise Reject("unknown_group", f"the catalogue knows no log {values.get('name', values.get('uid'))!r}")
             return shown(found)
         state, after = values.get("state"), str(values.get("after", ""))
-        few = None if state in (None, LIVE) else sorted(self.unsettled | self.conflicting)
-        candidates = self if few is None else map(self._kept, few)
-        rows = [row for row in candidates if row.name > after and (state is None or row.state == state)]
-        return [shown(row) for row in sorted(rows)[: min(int(values.get("limit", PAGE_MAX)), PAGE_MAX)]]
+        behind: Iterator[Log]
+        if state in (None, LIVE):
+            order = self._by_name()
+            behind = map(self._kept, islice(order, bisect_right(order, after, key=self._name_of), None))
+        else:
+            few = map(self._kept, self.unsettled | self.conflicting)
+            behind = iter(sorted(row for row in few if row.name > after))
+        limit = max(0, min(int(values.get("limit", PAGE_MAX)), PAGE_MAX))
+        return [shown(row) for row in islice((row for row in behind if state is None or row.state == state), limit)]
+
+    def _by_name(self) -> array[int]:
+        """Return the numbers of all logs, by name: made when it is first asked for and again when names have changed,
+        so that the pages of a long list cost what is on them."""
+        if self._order is None:
+            self._order = array("I", (number for *_, number in sorted((row.name, row.uid, n) for n, row in self.rows)))
+        return self._order
+
+    def _name_of(self, number: int) -> str:
+        return self._kept(number).name
 
     # Births.
 
@@ -359,6 +378,8 @@ class Logs:
     def _index(self, number: int, old: Log | None, row: Log | None) -> None:
         """Find a row in place of what it was; None: it was not, or is no more."""
         self.revision += 1
+        if old is None or row is None or old.name != row.name:
+            self._order = None
         if old is None and row is not None:
             self.uids.add(row.uid, number)
         elif old is not None and row is None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 
+from logyard.machines.catalog.logs import Log, Logs
 from logyard.protocol.errors import BadRequest, GroupExists, Refused, UnknownGroup
 
 from .told import Told, wanted
@@ -119,6 +123,41 @@ def test_an_import_of_what_nobody_ever_led_is_an_intent() -> None:
     assert told("logs", "undo", uids=[7]) == ["undoing"], "as it may have been taken back elsewhere"
     assert told("logs", "import", logs=[{**imported("b", 8, 50, 1, 2), "index": 0}]) == ["making"]
     assert told("logs", "report", logs=[(8, 1, (1, 2), ())]) == [True] and states(told)["b"] == "live"
+
+
+def test_the_pages_of_a_list_have_each_name_once_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, names = Told(), [f"n{number:03}" for number in range(200)]
+    random.Random(7).shuffle(names)
+    told("logs", "create", logs=[wanted(name, uid) for uid, name in enumerate(names, 1)])
+    told("logs", "live", uids=list(range(1, 151)))
+
+    def pages(**values: Any) -> list[str]:
+        found, after = list[str](), ""
+        while page := told.ask("logs", "list", after=after, limit=9, **values):
+            assert len(page) <= 9
+            found += [row["name"] for row in page]
+            after = found[-1]
+        return found
+
+    assert pages() == sorted(names)
+    assert pages(state="live") == sorted(names[:150]) and pages(state="making") == sorted(names[150:])
+    told("logs", "rename", uid=1, name="a")
+    told("logs", "delete", name=names[1])
+    told("logs", "create", logs=[wanted("z", 999)])
+    assert pages() == sorted(["a", *names[1:], "z"]) and pages(state="live") == sorted(["a", *names[2:150]])
+    assert told.ask("logs", "list", limit=0) == [] == told.ask("logs", "list", limit=-1)
+    # The second page of a list looks at its own rows, and at those on the way to them.
+    looked = 0
+    kept = Logs._kept
+
+    def counted(self: Logs, number: int) -> Log:
+        nonlocal looked
+        looked += 1
+        return kept(self, number)
+
+    monkeypatch.setattr(Logs, "_kept", counted)
+    told.ask("logs", "list", after="n100", limit=9)
+    assert looked < 25
 
 
 def test_names_of_old_with_an_underline_stay_and_one_stops_the_import() -> None:
