@@ -30,6 +30,12 @@ def asleep(c: Cluster, number: int) -> set[str]:
     return {row.name for _, row in c.system(number).quiescence.table.rows("last = 0")}
 
 
+def has(c: Cluster, number: int, name: str) -> bool:
+    """Whether a node has a group: its name is taken before it is durable, and only then can it be found."""
+    system = c.system(number)
+    return name in system.names and system.has(system.names[name])
+
+
 async def use(c: Cluster, by: int, name: str) -> int:
     """Ask a node for a group, as a client does, until it says who leads; append to it there."""
     await until(lambda: c.nodes[by].locate([name])[0][2], f"a leader of {name}")
@@ -107,11 +113,11 @@ async def test_a_first_leader_that_is_away_is_not_waited_for_and_learns_of_it_la
         await create(c)
         assert {await use(c, 1, name) for name in NAMES[:6]} <= {1, 2}
         await c.start(3)
-        await until(lambda: all(name in c.system(3).names for name in NAMES[:6]), "it learns of those that are used")
+        await until(lambda: all(has(c, 3, name) for name in NAMES[:6]), "it learns of those that are used")
         await use(c, 3, NAMES[0])
         # What nobody uses it hears of when somebody does.
         assert await use(c, 1, NAMES[30]) in c.ids
-        await until(lambda: NAMES[30] in c.system(3).names)
+        await until(lambda: has(c, 3, NAMES[30]))
 
 
 async def test_groups_of_a_batch_are_deleted_as_others_are(tmp_path: Path) -> None:
