@@ -266,7 +266,7 @@ async def test_a_new_member_catches_up_by_snapshot_and_counts(tmp_path: Path) ->
         await compacted(c, leader, truncate=3)
         found = await c.nodes[leader].change_members("log", "add", 4)
         assert found["voters"] == [1, 2, 3, 4]
-        await until(lambda: "log" in c.system(4).names)
+        await until(lambda: c.system(4).names.get("log") in c.system(4).members)
         await c.applied()
         assert [body for _, body in await c.read(4, 3)] == bodies[3:]
         assert c.member(4).raft.configuration.voters == (1, 2, 3, 4) and c.member(4).raft.voter
