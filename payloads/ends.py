@@ -71,6 +71,6 @@ def _named(path: str, txn: lmdb.Transaction[memoryview], form: int, most: int) -
 def _end(path: str, key: bytes, value: memoryview, form: int) -> int:
     try:
         placed = layout.parse_place(path, key, value, form)
-        return 0 if placed is None else placed[1] + layout.placed_length(path, key, placed[0], form)
+        return 0 if placed is None else placed[1] + layout.placed_length(path, key, placed[0])
     except PayloadCorrupt:
         return 0

@@ -452,7 +452,7 @@ class Generation:
         assert found is not None
         length, place = found
         try:
-            body = self._bodies.read(place, layout.placed_length(self.path, key, length, self.form))
+            body = self._bodies.read(place, layout.placed_length(self.path, key, length))
         except OSError as error:
             if error.errno in SHORT:
                 raise StoreShort(f"{self._bodies.path}: {error}") from error

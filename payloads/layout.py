@@ -318,13 +318,14 @@ def parse_place(path: str, key: bytes, value: memoryview, form: int) -> tuple[in
     return length, int.from_bytes(value[PIECE_ROW.size :], "little")
 
 
-def placed_length(path: str, key: bytes, unit_bytes: int, form: int) -> int:
-    """Return how long a piece of a unit is."""
-    lengths = piece_lengths(unit_bytes, form)
+def placed_length(path: str, key: bytes, unit_bytes: int) -> int:
+    """Return how long a piece in the file beside is. What the row says of the unit is not verified yet: no memory goes
+    by it."""
     piece: int = KEY.unpack(key)[5]
-    if piece >= len(lengths):
-        raise corrupt(path, key, f"one of {len(lengths)} pieces", piece)
-    return lengths[piece]
+    left = unit_bytes - piece * PIECE_BYTES
+    if left <= 0:
+        raise corrupt(path, key, f"a piece of {unit_bytes} bytes", piece)
+    return min(left, PIECE_BYTES)
 
 
 def check_placed(path: str, key: bytes, value: bytes, body: bytes) -> None:

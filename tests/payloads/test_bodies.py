@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import lmdb
@@ -98,6 +99,43 @@ def test_every_length_and_range_reads_back(tmp_path: Path, length: int) -> None:
     size = os.path.getsize(tmp_path / "gen-0000000001" / NAME)
     assert size == (-(-length // 4096) * 4096 if length >= BESIDE_BYTES else 0)
     made_.close()
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """A process that asks for much more memory than a test needs gets none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def test_whatever_a_damaged_row_says_of_length_and_place_is_damage_of_its_entry_alone(
+    tmp_path: Path, little_memory: None
+) -> None:
+    """Neither is verified before the bytes are read: no memory, and no place in the file, goes by them."""
+    made_ = generation(tmp_path)
+    made_.write_entries(1, [made(7, index, [10, PIECE_BYTES + 30_000]).row() for index in (1, 2)], 1)
+    made_.close()
+    size = os.path.getsize(tmp_path / "gen-0000000001" / NAME)
+    with lmdb.open(made_.path, map_size=CONFIG.map_bytes) as env, env.begin() as txn:
+        found = [row for row in txn.cursor() if len(row[1]) == layout.PLACE_ROW.size and row[0][:8] != bytes(8)]
+    assert len(found) == 4
+    key, whole = found[0]
+    for bit in range(8 * layout.HASH_BYTES, 8 * layout.PLACE_ROW.size):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with lmdb.open(made_.path, map_size=CONFIG.map_bytes) as env, env.begin(write=True) as txn:
+            txn.put(key, damaged)
+        again = Generation(made_.path, 1, CONFIG, None, Door())
+        again.open_writer()
+        assert again._bodies.end == layout.aligned(size), bit
+        with pytest.raises(PayloadCorrupt):
+            again.read_unit(1, 7, 1, 1)
+        assert len(again.read_unit(1, 7, 2, 1)) == PIECE_BYTES + 30_000
+        measured = again.measure()
+        assert measured.bad == {(1, 7, 1)} and measured.damage, bit
+        again.close()
 
 
 def test_bytes_are_durable_before_the_rows_that_name_them(tmp_path: Path) -> None:
