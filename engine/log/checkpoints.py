@@ -91,10 +91,14 @@ class Checkpoints:
                 member.raft.log.release_memory(member.flushed)
                 self.compact_log(member)
 
+    def stored_through(self, member: Member) -> int:
+        """Return up to which entry a log is in segments, and its payloads where the stored rows say."""
+        return self._segments.stored_through(member)
+
     def compact_log(self, member: Member) -> None:
         """Forget log entries that the snapshot covers, once they are in a segment."""
         raft_log = member.raft.log
-        index = min(member.compactable, member.flushed)
+        index = min(member.compactable, self.stored_through(member))
         if index <= raft_log.snapshot_index:
             return
         index = min(index, self._kept_above(member))
@@ -111,9 +115,9 @@ class Checkpoints:
         its log starts there and it leaves its segments."""
         assert member.snapshot_index == member.raft.log.last_index
         member.flush_through(member.snapshot_index)
-        self.let_log_go(member)
         runs = member.segments
         member.keep_runs([])
+        self.let_log_go(member)
         for run in runs:
             self._segments.leave(member, run.segment)
 

@@ -98,7 +98,7 @@ class GroupLogs:
         """Let a member's log go up to its snapshot: it goes as far as it is in segments, and who waits for that can't
         wait until a WAL file is full."""
         async with self.janitor_lock:
-            if member.flushed < member.compactable and not member.raft.stopped:
+            if self._segments.stored_through(member) < member.compactable and not member.raft.stopped:
                 await self._janitor.roll()
 
     async def void(self, uid: int) -> int:

@@ -68,12 +68,29 @@ class SegmentFiles:
         # Segments that nobody needs any more, and the members whose stored rows may still refer to them.
         self._unused: list[int] = []
         self._unreferring: set[Member] = set()
+        # Segments that were switched to, and that no commit has stored yet.
+        self._unstored: set[int] = set()
         # WAL files without segment of which something is left out: nobody else reads them as this process does.
         self.spoiled: set[int] = set()
 
     def adopt(self, number: int, users: set[int]) -> None:
-        """Take in a segment that is durable, and the groups that need it."""
+        """Take in a segment that is durable, and the groups that need it; `stored` follows."""
         self.users[number] = users
+        self._unstored.add(number)
+
+    def stored(self, number: int) -> None:
+        """Know that the switch to a segment is in the meta store."""
+        self._unstored.discard(number)
+
+    def stored_through(self, member: Member) -> int:
+        """Return up to which entry a log is in segments that are stored as such. What lies behind is in a WAL file
+        that gets its segment once more, after a failed commit or a start, and what lives there is counted by the log
+        as it is then: until that is done, the log must not begin above it."""
+        if self._unstored:
+            for run in member.segments:
+                if run.segment in self._unstored:
+                    return min(member.flushed, run.first - 1)
+        return member.flushed
 
     def recovered(self, users: dict[int, set[int]]) -> None:
         """Take over what a start found in the rows of the groups."""

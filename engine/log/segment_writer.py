@@ -80,6 +80,7 @@ class SegmentWriter:
             self._meta_batch.raise_floors(member.uid for member in written.ring)
             bases = {member: member.raft.log.snapshot_index for member in touched if member.ring}
             await self._meta_batch.commit_members(touched, sealed_files=[file])
+            self._segments.stored(file.file)
             for member, base in bases.items():
                 member.free_ring(base)
         except BaseException:

@@ -51,6 +51,10 @@ class Offer:
 class Checkpoints(Protocol):
     """What the receiver needs of what stores snapshots."""
 
+    def stored_through(self, member: Member) -> int:
+        """Return up to which entry a log is in segments, and its payloads where the stored rows say."""
+        ...
+
     async def store_installed(self, member: Member, snapshot: Snapshot, encoded: Encoded) -> None:
         """Store a snapshot from another member, with the homes of the payloads that came with it."""
         ...
@@ -197,7 +201,7 @@ class SnapshotReceiver:
             return
         # What is applied and in a segment here keeps its payloads where they are; below a floor they may be missing.
         # What is only in the open WAL files is asked for again: a log that starts over can't locate it any more.
-        have = min(member.raft.applied, member.flushed) if member.resolves else 0
+        have = min(member.raft.applied, self._checkpoints.stored_through(member)) if member.resolves else 0
         wanted = self._store.missing(snapshot.live, have)
         intent = Intent(snapshot.index, snapshot.term)
         if wanted or manifest.chunks or uid in self._chunks.intents:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,7 +14,7 @@ from logyard.engine.entry import units_of
 from logyard.engine.log.segment_files import Flushed
 from logyard.engine.log.wal import Sealed
 from logyard.machines.log.command import APPEND
-from logyard.protocol.errors import Corrupt, Gone, LogyardError, SessionExpired
+from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError, SessionExpired
 from logyard.protocol.frame import encode_frame
 from logyard.protocol.pending import PendingReply
 
@@ -47,6 +48,41 @@ async def test_a_full_file_becomes_a_segment_and_its_entries_leave_memory(tmp_pa
             assert member.flushed == member.segments[-1].last
             assert member.raft.log.snapshot_index == 0
             assert [body for _, body in await c.read(number)] == bodies
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["again", "after a crash"])
+async def test_a_segment_that_no_commit_stored_is_written_again_before_the_log_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: bool
+) -> None:
+    """What lives in its file counts by the log as it is then: below a log that had gone with the snapshot it was
+    taken for dead, and the file went with it."""
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.leader()
+        bodies = await c.fill(1, 5, 40 * KIB)
+        system, member = c.system(1), c.member(1)
+        meta, janitor = system.storage.meta_batch, system.storage.janitor
+        commit = meta.commit_members
+
+        async def short(members: Any, sealed_files: Any = (), gone_files: Any = ()) -> None:
+            if sealed_files:
+                raise Busy("the node's file descriptors or memory", 0.05)
+            await commit(members, sealed_files, gone_files)
+
+        monkeypatch.setattr(meta, "commit_members", short)
+        async with system.storage.group_logs.janitor_lock:
+            with pytest.raises(Busy):
+                await janitor.roll()
+        assert member.segments and member.flushed == member.raft.log.last_index
+        await c.nodes[1].snapshot()
+        assert member.snapshot_index == member.raft.log.last_index
+        # Its rows are stored, those of the segment too, and not that the file is in a segment.
+        await commit([member])
+        if not crash:
+            monkeypatch.undo()
+            await c.nodes[1].compact()
+        await restarted_books(c, 1)
+        await c.nodes[1].compact()
+        assert [body for _, body in await c.read(1)] == bodies
 
 
 async def test_a_laggard_gets_entries_that_left_memory_from_segments(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class Bench:
         self.kept = LAST
         self.error: Exception | None = None
         self.refused: set[int] = set()
+        # Up to where segments are stored, where that is not all that was flushed.
+        self.stored = LAST
         flush: Any = SimpleNamespace(hard_state_written=lambda member: self.did.append("hard state"))
         self.checkpoints = Checkpoints(
             cast(Any, self), cast(Any, self), cast(Any, self), flush, lambda member: self.kept,
@@ -58,6 +60,9 @@ class Bench:
         if self.error is not None:
             raise self.error
         return [one for one in wanted if one.member.uid not in self.refused]
+
+    def stored_through(self, member: Member) -> int:
+        return min(member.flushed, self.stored)
 
     def shed(self, member: Member) -> None:
         self.did.append(("shed", member.raft.log.snapshot_index))
@@ -91,6 +96,18 @@ def test_a_log_goes_as_far_as_all_three_allow(snapshot: int, flushed: int, kept:
     assert bench.did == ([("shed", start)] if start else [])
     bench.checkpoints.let_log_go(member)
     assert len(bench.did) <= 1, "there is nothing more to forget"
+
+
+def test_a_log_does_not_go_beyond_segments_that_are_stored_as_such() -> None:
+    bench, member = Bench(), member_of()
+    member.covered(20, TERM, 100)
+    member.flush_through(15)
+    bench.stored = 9
+    bench.checkpoints.let_log_go(member)
+    assert member.raft.log.snapshot_index == 9
+    bench.stored = LAST
+    bench.checkpoints.let_log_go(member)
+    assert member.raft.log.snapshot_index == 15
 
 
 async def test_a_snapshot_lets_the_log_below_it_go_and_a_checkpoint_does_not() -> None:

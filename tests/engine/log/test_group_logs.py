@@ -42,6 +42,7 @@ class Bench:
             leave=lambda member, number: self.did.append(("leave", number)), forget=self.note("segments forget"),
             spoil=lambda files: self.did.append(("spoil", sorted(files))),
             take_over=lambda old, new: self.did.append(("take over", old.uid, new.uid)),
+            stored_through=lambda member: member.flushed,
         )  # fmt: skip
         homes: Any = SimpleNamespace(forget=self.note("homes forget"), recount=self.note("recount"))
         janitor: Any = SimpleNamespace(lock=trio.Lock(), make_room=self.note("make room"), roll=self.roll)

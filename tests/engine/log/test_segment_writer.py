@@ -27,6 +27,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.did: list[Any] = []
+        self.stored_files: list[int] = []
         self.members: dict[int, Member] = {}
         self.found: list[int] = []
         self.present_of: list[int] = []
@@ -84,6 +85,10 @@ class Bench:
         self.may("adopt")
         self.did.append(("adopt", number))
         self.users[number] = users
+
+    def stored(self, number: int) -> None:
+        assert self.did[-1][0] == "commit", "not before"
+        self.stored_files.append(number)
 
     async def commit_members(self, members: Iterable[Member], sealed_files: Sequence[SealedFile]) -> None:
         self.may("commit")
@@ -206,6 +211,7 @@ async def test_a_flush_that_failed_is_done_again_with_all_it_says(step: str) -> 
     assert bench.committed[0] == [1, 2] and member.segments[-1].segment == 8
     file = bench.location.files[7]
     assert (file.live, file.total) == (300, 500), "as if it had been adopted once"
+    assert bench.stored_files == [7, 8]
 
 
 async def test_what_a_switch_left_half_adopted_is_not_adopted_once_more() -> None:

@@ -67,6 +67,8 @@ class Rig:
         self.asked: list[tuple[int, list[Range]]] = []
         self.events: list[Any] = []
         self.books = Books()
+        # Up to where segments are stored, where that is not all that was flushed.
+        self.stored: int | None = None
         self.answer: Callable[[int, Sequence[Range], Sequence[bytes]], Piece] = self.honest
         self.live = Liveness()
         self.release = 0
@@ -145,6 +147,9 @@ class Rig:
     async def store_payloads(self, member: Any, entries: Sequence[SourceEntry]) -> None:
         self.events.append(("stored", [one.index for one in entries]))
 
+    def stored_through(self, member: Any) -> int:
+        return int(member.flushed) if self.stored is None else self.stored
+
     async def store_installed(self, member: Any, found: Snapshot, encoded: Encoded) -> None:
         self.events.append(("snapshot", found.index))
 
@@ -172,6 +177,14 @@ async def test_what_is_here_is_not_asked_for() -> None:
     assert [ranges for _, ranges in rig.asked] == [[], [(5, 6)]] and ("installed", INDEX, 4) in rig.events
     await rig.offer((2, snapshot()))
     assert len(rig.asked) == 2 and rig.outcome() == [(1, ""), (2, "")], "it is there: that is the end"
+
+
+async def test_what_no_stored_segment_has_is_asked_for_again() -> None:
+    """A log that starts over can't locate it any more when its file gets its segment."""
+    rig = Rig(applied=4)
+    rig.stored = 2
+    await rig.offer((1, snapshot()))
+    assert [ranges for _, ranges in rig.asked] == [[], [(3, 6)], [(5, 6)]] and ("installed", INDEX, 2) in rig.events
 
 
 def lie(ranges: Sequence[Range]) -> Piece:
