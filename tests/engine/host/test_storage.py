@@ -17,6 +17,7 @@ from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError, SessionExpired
 from logyard.protocol.frame import encode_frame
 from logyard.protocol.pending import PendingReply
+from logyard.service.check.run import check_directory
 
 from .cluster import KIB, WRITER_VARIABLE, Cluster, cluster, payload_books, plain, until
 
@@ -80,7 +81,11 @@ async def test_a_segment_that_no_commit_stored_is_written_again_before_the_log_g
         if not crash:
             monkeypatch.undo()
             await c.nodes[1].compact()
-        await restarted_books(c, 1)
+        await c.crash(1)
+        report = check_directory(tmp_path / "node-1")
+        assert report["ok"], report["findings"]
+        await c.start(1)
+        await c.leader()
         await c.nodes[1].compact()
         assert [body for _, body in await c.read(1)] == bodies
 
