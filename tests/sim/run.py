@@ -438,11 +438,15 @@ class Run:
             self.fault(f"{self.reading} reads did not end within {READ_S} s")
 
     def _read_one(self, group: Any, number: int, tries: int) -> None:
-        """What is damaged may be refused, and is repaired meanwhile: then it is read again."""
+        """What is damaged may be refused, and is repaired meanwhile: then it is read again, once a member that lost its
+        log to the damage has what the others have."""
 
         def done(result: Any, error: BaseException | None) -> None:
             self.reading -= 1
-            if error is None:
+            if error is None and tries and tries < REPAIRS and self._is_behind(group.name, number):
+                self.reading += 1
+                self.loop.at(self.loop.now + 1.0, None, again)
+            elif error is None:
                 self._compare(group, number, *result)
             elif not isinstance(error, LogyardError):
                 self.bug(f"reading {group.name} at node {number}", error)
@@ -460,6 +464,13 @@ class Run:
         if number in self.cluster.up:
             self.reading += 1
             self.cluster.spawn(number, self._read(number, group), "read", done)
+
+    def _is_behind(self, name: str, number: int) -> bool:
+        """Whether a member has applied less than another one knows to be committed."""
+        replicas = {other: self.cluster.replica(other, name) for other in self.cluster.up}
+        own = replicas.get(number)
+        commits = [replica.raft.commit for replica in replicas.values() if replica is not None]
+        return own is None or own.raft.applied < max(commits)
 
     def _compare(self, group: Any, number: int, start: int, end: int, records: Any) -> None:
         group.compare(records, number)
