@@ -334,8 +334,9 @@ class NetworkSource:
             if name not in known:
                 raise UnknownGroup(f"no log {name!r} on any node that answers")
         now = time.monotonic()
+        # Leaders first: who has not all yet answers with where its own copy ends.
         queue = deque(
-            Pending(name, known[name].uid, stamp, 0, self._order(preferred(known[name])), now)
+            Pending(name, known[name].uid, stamp, 0, self._order(preferred(known[name])[::-1]), now)
             for name, stamp in times.items()
         )
         while queue:

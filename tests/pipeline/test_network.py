@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import xxhash
 
+from logyard.client.scans import seek_call
 from logyard.client.sync import Yard, connect_sync
 from logyard.pipeline import network
 from logyard.pipeline.datasource import plan
@@ -176,13 +178,25 @@ def test_what_is_gone_is_an_error_or_a_counted_gap(yard: Yard, source: NetworkSo
     assert (gap["offset"], gap["payload_size"]) == (0, 100)
 
 
-def test_offsets_by_time(yard: Yard, source: NetworkSource) -> None:
+def test_offsets_by_time(yard: Yard, source: NetworkSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the leaders have it: a follower that lacks the last records would answer with where its own copy ends."""
     fill(yard, ["early", "late", "empty"], 10)
+    asked: dict[str, int] = {}
+    seek = seek_call
+
+    def noted(nodes: Sequence[int], wanted: Sequence[tuple[str, int, int]]) -> Any:
+        for name, *_ in wanted:
+            asked.setdefault(name, nodes[0])
+        return seek(nodes, wanted)
+
+    monkeypatch.setattr(network, "seek_call", noted)
+    leaders = {info.name: info.leader for info in source.logs(names=["early", "late", "empty"])}
     yard.log("early").append(b"", b"")
     (first, *_, last) = read(source, [whole(source.logs(names=["early"])[0])])
     stamp = int(last["timestamp"].timestamp() * 1000)
     found = source.offsets_at({"early": stamp, "late": 0, "empty": 1 << 50})
     assert found == {"early": 10 if last["timestamp"] > first["timestamp"] else 0, "late": 0, "empty": 10}
+    assert all(asked[name] == leader for name, leader in leaders.items() if leader)
     with pytest.raises(UnknownGroup):
         source.offsets_at({"no-such-log": 0})
 
