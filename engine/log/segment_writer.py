@@ -1,7 +1,9 @@
 """A sealed WAL file's metadata becomes a segment, and slots of rings; the file stays as the home of its payloads.
 
-Order: rings and segment durable -> the switch in memory -> one meta commit. A flush that failed is done again;
-what a switch left half adopted is not adopted once more: a restart reads it anew from the file. Driven by `janitor`.
+Order: rings and segment durable -> the switch in memory -> one meta commit. A flush that failed is done again, and
+counts what lives by the log as it is then: until the commit no log begins above the segment
+(`SegmentFiles.stored_through`). What a switch left half adopted is not adopted once more: a restart reads it anew from
+the file. Driven by `janitor`.
 """
 
 from __future__ import annotations

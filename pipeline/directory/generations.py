@@ -155,7 +155,7 @@ class Generations:
                 where, text = self.damaged(generation, text)
                 if UNFINISHED.search(text):
                     # Of an entry that the ledger has, `_compare` says so; else a job was cut off while it wrote it.
-                    report.warning("unfinished", text, path=path, group=group)
+                    report.warning("unfinished", text, path=where, group=group)
                 else:
                     report.damage("generation", text, path=where, group=group)
             self._compare(number, generation, measured, facts)
