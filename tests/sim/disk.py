@@ -46,6 +46,8 @@ class Faults:
         self.no_descriptors = False
         # The next commit of a generation meets the end of its map, which the estimate did not see.
         self.map_full = False
+        # Stores ("meta", "generation") whose commits find no space.
+        self.no_commit: tuple[str, ...] = ()
         # Its next write ends by an error of the program, and counts as this kind.
         self.bug = ""
 
@@ -147,6 +149,12 @@ class SimDisk(Disk):
             return
         self.faults.hits["D6.full"] += 1
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse_commit(self, store: str) -> None:
+        """Raise ENOSPC where the commits of such a store are to find no space."""
+        if store in self.faults.no_commit:
+            self.faults.hits["D6.commit_full"] += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def open_direct(self, path: str) -> int:
         return -1

@@ -165,6 +165,25 @@ class FeatureFaults(Ground):
             self._roll(number)
             self.after(0.1 + 0.3 * self.draw.random(), self._compact, number)
 
+    def commit_full(self) -> None:
+        """A node's meta store, its generations or both can't commit for a while, in which its WAL rolls again and
+        again; sometimes it dies in that while."""
+        host = self.some()
+        if host is None:
+            return
+        host.faults.no_commit = self.draw.choice((("meta",), ("meta",), ("generation",), ("meta", "generation")))
+        for _ in range(self.draw.randrange(1, 4)):
+            self.after(self.draw.uniform(0.0, 2.0), self._roll_one, host)
+        self.after(self.draw.uniform(0.3, 4.0), self._can_commit, host)
+        if self.draw.random() < 0.3:
+            self.after(self.draw.uniform(0.1, 3.0), self.down, host)
+
+    def _roll_one(self, host: Host) -> None:
+        self._roll(host.number)
+
+    def _can_commit(self, host: Host) -> None:
+        host.faults.no_commit = ()
+
     # Q2: sessions
 
     def close_session(self) -> None:

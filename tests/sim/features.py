@@ -24,6 +24,8 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "truncations": {"truncate_beside": ("L5.truncated_beside",)},
     # Generations fill up between two entries, in small transactions.
     "maps": {"map_full": ("D6.map_full",)},
+    # Commits of a store find no space, while WAL files and segments still do.
+    "commits": {"commit_full": ("D6.commit_full",)},
     # A process has no descriptor left for a while.
     "descriptors": {"descriptors": ("P4.descriptors",)},
     # Groups fall asleep while everything goes on around them.
@@ -48,7 +50,7 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "bodies": {},
 }
 """By feature, its verbs with the kinds that each can hit."""
-LATER = ("rings", "linger", "bodies")
+LATER = ("rings", "linger", "bodies", "commits")
 """Features that came after histories were recorded, whose seeds do not have them."""
 MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}
 MORE_KINDS = frozenset(kind for kinds in MORE_VERBS.values() for kind in kinds)

@@ -165,6 +165,8 @@ class Transaction:
                 disk.faults.map_full = False
                 disk.faults.hits["D6.map_full"] += 1
                 raise lmdb.MapFullError("mdb_txn_commit: MDB_MAP_FULL: mapsize limit reached (simulated)")
+            if disk.faults.no_commit and self._undo:
+                disk.refuse_commit("generation" if self._environment.is_generation else "meta")
             if disk.faults.quota >= 0 and self._undo:
                 disk.claim(self._environment.growth)
         except OSError as error:
