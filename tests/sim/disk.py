@@ -46,8 +46,8 @@ class Faults:
         self.no_descriptors = False
         # The next commit of a generation meets the end of its map, which the estimate did not see.
         self.map_full = False
-        # Stores ("meta", "generation") whose commits find no space.
-        self.no_commit: tuple[str, ...] = ()
+        # How many commits more of a store ("meta", "generation") find no space.
+        self.no_commit: dict[str, int] = {}
         # Its next write ends by an error of the program, and counts as this kind.
         self.bug = ""
 
@@ -152,7 +152,9 @@ class SimDisk(Disk):
 
     def refuse_commit(self, store: str) -> None:
         """Raise ENOSPC where the commits of such a store are to find no space."""
-        if store in self.faults.no_commit:
+        left = self.faults.no_commit.pop(store, 0)
+        if left:
+            self.faults.no_commit[store] = left - 1
             self.faults.hits["D6.commit_full"] += 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -166,23 +166,27 @@ class FeatureFaults(Ground):
             self.after(0.1 + 0.3 * self.draw.random(), self._compact, number)
 
     def commit_full(self) -> None:
-        """A node's meta store, its generations or both can't commit for a while, in which its WAL rolls again and
-        again; sometimes it dies in that while."""
+        """Some commits of a node's meta store, its generations or both fail, few or all for a while, in which its WAL
+        rolls again and again and its groups take snapshots; sometimes it dies in that while."""
         host = self.some()
         if host is None:
             return
-        host.faults.no_commit = self.draw.choice((("meta",), ("meta",), ("generation",), ("meta", "generation")))
+        stores = self.draw.choice((("meta",), ("meta",), ("generation",), ("meta", "generation")))
+        host.faults.no_commit = dict.fromkeys(stores, self.draw.choice((1, 1, 2, 5, 1_000)))
+        self._roll(host.number)
         for _ in range(self.draw.randrange(1, 4)):
-            self.after(self.draw.uniform(0.0, 2.0), self._roll_one, host)
+            self.after(self.draw.uniform(0.0, 2.0), self._roll, host.number)
+            self.after(self.draw.uniform(0.0, 1.0), self._snapshot, host.number)
         self.after(self.draw.uniform(0.3, 4.0), self._can_commit, host)
         if self.draw.random() < 0.3:
             self.after(self.draw.uniform(0.1, 3.0), self.down, host)
 
-    def _roll_one(self, host: Host) -> None:
-        self._roll(host.number)
+    def _snapshot(self, number: int) -> None:
+        if number in self.cluster.up:
+            self.ask(number, self.cluster.node(number).snapshot())
 
     def _can_commit(self, host: Host) -> None:
-        host.faults.no_commit = ()
+        host.faults.no_commit.clear()
 
     # Q2: sessions
 

@@ -27,7 +27,7 @@ class Nemesis(NetworkFaults, ProcessFaults, DiskFaults, GroupFaults, RotFaults, 
             faults.lost_write = faults.misdirect = faults.stale_read = False
             faults.quota = -1
             faults.map_full = faults.no_descriptors = False
-            faults.no_commit = ()
+            faults.no_commit.clear()
             faults.bug = ""
             host.cut_next = None
             host.drift = min(max(host.drift, 0.8), 1.25)

@@ -206,6 +206,11 @@ class SimNetwork(MemoryNetwork):
 
     # Frames
 
+    @property
+    def delayed_until(self) -> float:
+        """Until when frames are under way that were sent in bad weather: it may be over, and they are late."""
+        return max(self._last.values(), default=0.0) - Weather().base_s - Weather().spread_s
+
     def carry(self, lane: Lane, data: bytes) -> None:
         """Take one frame."""
         weather, draw, loop = self.weather, self.draw, self.loop

@@ -353,7 +353,8 @@ class Terms:
         self.paces = min([self.paces[0], *drifts]), max([self.paces[1], *drifts])
         starts = sum(host.starts for host in hosts)
         self._stands = max([self._stands, *(host.life.paused_until for host in hosts if host.life is not None)])
-        sound = self.good and self._stands <= loop.now and all(host.ready for host in hosts)
+        still = max(self._stands, self.cluster.network.delayed_until)
+        sound = self.good and still <= loop.now and all(host.ready for host in hosts)
         for group in self.groups:
             group.paces = self.paces[0] / self.slew, self.paces[1] * self.slew
             if starts != self._starts:
