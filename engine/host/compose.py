@@ -157,7 +157,9 @@ def _groups(
     network, lookup, retire = ground.network, quiescence.lookup, replicas.retire
     forget, logs = storage.group_logs.forget, repair.log_repair
     forks = Forks(ground.disk, ground.path, ground.config.disk_reserve_bytes, ground.node_id, replicas.reader)
-    rows = replica_gc.Rows(storage.meta_batch.commit, forget, storage.group_commit.write_alone)
+    rows = replica_gc.Rows(
+        storage.meta_batch.commit, forget, storage.meta_batch.settle, storage.group_commit.write_alone
+    )
     gc = ReplicaGC(ground.node_id, lookup.find, retire, forks, rows, network.send_blob, ground.spawn)
 
     def start(spec: Spec) -> None:

@@ -66,6 +66,8 @@ class Rows(NamedTuple):
     """Store rows that are built when it is their turn."""
     forget: Callable[[Sequence[Member], Callable[[], Iterable[rows.Put]]], Awaitable[None]]
     """Let replicas go, with the rows that say so; their payloads are dead."""
+    settle: Callable[[], Awaitable[None]]
+    """Store what is decided and was not stored yet. Raises `NoSpace`."""
     write: Callable[[Sequence[WalItem]], Awaitable[None]]
     """Write these records to the WAL, durable on return."""
 
@@ -254,6 +256,8 @@ class ReplicaGC:
         back = [uid for uid in uids if uid in self.departed]
         if not back:
             return []
+        # That they left is decided, and may not be stored yet: without it their void records would break a promise.
+        await self._rows.settle()
         await self._rows.write([WalItem(uid, truncate=1) for uid in back])
         for uid in back:
             self.departed[uid] = self.departed[uid]._replace(admitted=admitted[uid])

@@ -150,8 +150,10 @@ def compose_storage(
     async def flushed(sealed: Sealed, file: SealedFile, members: set[Member]) -> None:
         """Let go of what a new segment has: of the logs, of the file if nothing in it lives, of memory."""
         checkpoints.flushed(members)
-        await compactor.flushed(file)
-        group_commit.let_go(sealed.entries)
+        try:
+            await compactor.flushed(file)
+        finally:
+            group_commit.let_go(sealed.entries)
 
     segment_writer = SegmentWriter(
         members, unflushed, space, meta_batch, location, segments, accounting, store.jobs, flushed

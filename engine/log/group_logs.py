@@ -58,18 +58,19 @@ class GroupLogs:
             self._forgotten(member.uid)
             self._group_commit.wal.forget(member.uid)
             self._accounting.forget(member)
-        await self._insist(build)
+        self._meta_batch.decide(build)
+        await self._insist()
         for member in members:
             for run in member.segments:
                 self._segments.leave(member, run.segment)
             if member.spec.is_system:
                 self._rings.remove(member.uid)
 
-    async def _insist(self, build: Callable[[], Iterable[Put]]) -> None:
+    async def _insist(self) -> None:
         """Commit what is decided, whatever it takes."""
         while True:
             try:
-                await self._meta_batch.commit(build, store=True)
+                await self._meta_batch.commit_store()
                 return
             except NoSpace as error:
                 self._janitor.make_room(error)
@@ -99,7 +100,7 @@ class GroupLogs:
         wait until a WAL file is full."""
         async with self.janitor_lock:
             if self._segments.stored_through(member) < member.compactable and not member.raft.stopped:
-                await self._janitor.roll()
+                await self._janitor.try_roll()
 
     async def void(self, uid: int) -> int:
         """Give up all that the WAL has of a group; return the newest batch's number. The janitor must rest."""

@@ -145,6 +145,10 @@ class Janitor:
             self._segment_writer.unflushed.add([sealed])
         await self._segment_writer.run()
 
+    async def try_roll(self) -> None:
+        """Do the same where it may as well be done later: a failure of the disk, or a want of descriptors, is said."""
+        await self._try("sealing", self.roll)
+
     async def compact(self) -> int:
         """Migrate and collect everything now; return how many files that were."""
         async with self.lock:

@@ -1,8 +1,9 @@
 """What a node commits to its meta store, and in which order.
 
 Invariant: rows are built under one lock, so that a row built before another's commit never undoes that one; the
-payload store's rows travel with the rows that rely on them (invariants 3 and 6). Called by `segment_writer`,
-`compactor` and `groups`.
+payload store's rows travel with the rows that rely on them (invariants 3 and 6); what is decided is in the first commit
+that succeeds after it, so that no row that goes by it is stored before. Called by `segment_writer`, `compactor` and
+`groups`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class MetaBatch:
         # Members whose floor was raised and is not stored yet: the next commit brings their rows along.
         self._floors: set[Member] = set()
         self._owed: dict[bytes, bytes | None] = {}
+        # What no failed commit takes back: the next one brings it along.
+        self._decided: list[Callable[[], Iterable[rows.Put]]] = []
         # The store lost something that a state row may name no more: its rows go with whatever is next.
         self.store_due = False
         self._lock = trio.Lock()
@@ -69,6 +72,15 @@ class MetaBatch:
     def owe_store(self) -> None:
         """Let the payload store's rows go with whatever is next."""
         self.store_due = True
+
+    def decide(self, build: Callable[[], Iterable[rows.Put]]) -> None:
+        """Let these rows go with whatever is next: what they say is so already."""
+        self._decided.append(build)
+
+    async def settle(self) -> None:
+        """Store what is decided, if something is."""
+        if self._decided:
+            await self.commit_store()
 
     async def commit_store(self) -> None:
         """Store the payload store's rows."""
@@ -95,9 +107,12 @@ class MetaBatch:
                 # What they say is dead has no home after a restart: the floor has to say so with them (law 4).
                 self.raise_floors(int.from_bytes(key[-8:], "big") for key in self._owed)
             floors, self._floors = self._floors, set()
+            decided = list(self._decided)
             met: list[tuple[int, Origin]] = []
             try:
                 puts = [rows.state(member) for member in floors if not member.is_gone and not member.damaged]
+                for due in decided:
+                    puts += due()
                 puts += build()
                 if store:
                     puts += self._owed.items()
@@ -116,6 +131,7 @@ class MetaBatch:
                     self._failed(error)
                 raise
             self._peers_at = time.monotonic()
+            del self._decided[: len(decided)]
             if store:
                 self._owed.clear()
             if then is not None:

@@ -198,8 +198,8 @@ class SegmentFiles:
         gone = [run for run in member.segments if run.last <= base and not self._is_home(run.segment)]
         if gone:
             member.keep_runs([run for run in member.segments if run not in gone])
-            for run in gone:
-                self.leave(member, run.segment)
+            for segment in {run.segment for run in gone} - {run.segment for run in member.segments}:
+                self.leave(member, segment)
 
     def drop_below(self, member: Member, run: SegmentRun, base: int) -> None:
         """Drop a run of which nothing up to `base` is of use any more."""

@@ -1,9 +1,10 @@
 """A sealed WAL file's metadata becomes a segment, and slots of rings; the file stays as the home of its payloads.
 
-Order: rings and segment durable -> the switch in memory -> one meta commit. A flush that failed is done again, and
-counts what lives by the log as it is then: until the commit no log begins above the segment
-(`SegmentFiles.stored_through`). What a switch left half adopted is not adopted once more: a restart reads it anew from
-the file. Driven by `janitor`.
+Order: rings and segment durable -> the switch in memory -> one meta commit. A flush that failed is done again from
+where it was: what was switched to is not written anew, as readers and logs go by it, and once it is stored none of it
+is done again. A start that finds it not stored writes it anew, and counts what lives by the log as it is then: until
+the commit no log begins above the segment (`SegmentFiles.stored_through`). What a switch left half adopted is not
+adopted once more: a restart reads it anew from the file. Driven by `janitor`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class SegmentWriter:
         self._jobs = jobs
         self._adopted = adopted
         self._half_adopted = False
+        # By number: files that were switched to and are not stored yet, and the members that each speaks of.
+        self._switched: dict[int, tuple[SealedFile, set[Member]]] = {}
         # Members whose hard state is in a file without a segment: before that goes, the meta store must have it.
         self._hard_states: set[Member] = set()
 
@@ -59,29 +62,25 @@ class SegmentWriter:
     async def run(self) -> None:
         """Write segments for all files that have none."""
         while self.unflushed.backlog_files and not self._half_adopted:
-            sealed = self.unflushed.begin()
-            flushed = False
+            sealed, stored = self.unflushed.begin(), None
             try:
-                await self._flush(sealed)
-                flushed = True
+                stored = await self._flush(sealed)
             finally:
-                self.unflushed.end(flushed)
+                self.unflushed.end(stored is not None)
+            await self._adopted(sealed, *stored)
 
-    async def _flush(self, sealed: Sealed) -> None:
+    async def _flush(self, sealed: Sealed) -> tuple[SealedFile, set[Member]]:
         hard_states, self._hard_states = self._hard_states, set()
         try:
-            written = await self._space.out_of_reserve("a segment", lambda: self._segments.write(sealed))
-            file = SealedFile(sealed.file, sealed.length)
-            touched = {member for member in hard_states if self._members.get(member.uid) is member}
-            present = self._accounting.present(file.file, written.found)
-            self._half_adopted = True
-            with self._jobs.switching(f"the segment of WAL file {file.file}"):
-                self._adopt(file, written, present, touched)
-            self._half_adopted = False
-            # Law 4: a ring has no payloads, and those of the file go with it.
-            self._meta_batch.raise_floors(member.uid for member in written.ring)
+            if sealed.file not in self._switched:
+                self._switched[sealed.file] = await self._switch(sealed)
+            file, found = self._switched[sealed.file]
+            # Who was in the file may have become a row and a member again since.
+            touched = {member for one in found if (member := self._members.get(one.uid)) is not None}
+            touched |= {member for member in hard_states if self._members.get(member.uid) is member}
             bases = {member: member.raft.log.snapshot_index for member in touched if member.ring}
             await self._meta_batch.commit_members(touched, sealed_files=[file])
+            del self._switched[file.file]
             self._segments.stored(file.file)
             for member, base in bases.items():
                 member.free_ring(base)
@@ -89,7 +88,20 @@ class SegmentWriter:
             # The file is sealed again later, and what it says of terms and votes must be stored then.
             self._hard_states |= hard_states
             raise
-        await self._adopted(sealed, file, touched)
+        return file, touched
+
+    async def _switch(self, sealed: Sealed) -> tuple[SealedFile, set[Member]]:
+        """Write the segment of a file and its slots of rings, and go by them; return the members that it speaks of."""
+        written = await self._space.out_of_reserve("a segment", lambda: self._segments.write(sealed))
+        file, touched = SealedFile(sealed.file, sealed.length), set[Member]()
+        present = self._accounting.present(file.file, written.found)
+        self._half_adopted = True
+        with self._jobs.switching(f"the segment of WAL file {file.file}"):
+            self._adopt(file, written, present, touched)
+        self._half_adopted = False
+        # Law 4: a ring has no payloads, and those of the file go with it.
+        self._meta_batch.raise_floors(member.uid for member in written.ring)
+        return file, touched
 
     def _adopt(self, file: SealedFile, written: Flushed, present: Sequence[Present], touched: set[Member]) -> None:
         """Switch to a segment and slots that are durable; the members that they speak of go to `touched`."""

@@ -11,7 +11,6 @@ from logyard.engine.disk.door import Disk
 from logyard.engine.log import meta, ring, segment_job, wal, wal_files, wal_scan
 from logyard.engine.log.compactor import Compactor
 from logyard.engine.log.group_commit import GroupCommit
-from logyard.engine.log.segment_files import SegmentFiles
 from logyard.engine.log.segment_writer import SegmentWriter
 from logyard.engine.recovery import inspect
 from logyard.engine.repair import log_repair
@@ -201,11 +200,5 @@ BUGS = (
         "a want of descriptors ends no node",
         [(wal, "is_short", nothing)],
         featured=frozenset({"descriptors"}),
-    ),
-    Bug(
-        "log_goes_before_its_segment_is_stored",
-        "a log goes only as far as segments are stored",
-        [(SegmentFiles, "stored_through", lambda old: lambda self, member: member.flushed)],
-        featured=frozenset({"commits"}),
     ),
 )

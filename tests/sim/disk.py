@@ -46,7 +46,7 @@ class Faults:
         self.no_descriptors = False
         # The next commit of a generation meets the end of its map, which the estimate did not see.
         self.map_full = False
-        # How many commits more of a store ("meta", "generation") find no space.
+        # How many commits more of a store ("meta", "generation", or of the first those that seal) find no space.
         self.no_commit: dict[str, int] = {}
         # Its next write ends by an error of the program, and counts as this kind.
         self.bug = ""

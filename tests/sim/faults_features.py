@@ -171,14 +171,14 @@ class FeatureFaults(Ground):
         host = self.some()
         if host is None:
             return
-        stores = self.draw.choice((("meta",), ("meta",), ("generation",), ("meta", "generation")))
+        stores = self.draw.choice((("meta",), ("sealing",), ("sealing",), ("generation",), ("meta", "generation")))
         host.faults.no_commit = dict.fromkeys(stores, self.draw.choice((1, 1, 2, 5, 1_000)))
         self._roll(host.number)
         for _ in range(self.draw.randrange(1, 4)):
             self.after(self.draw.uniform(0.0, 2.0), self._roll, host.number)
             self.after(self.draw.uniform(0.0, 1.0), self._snapshot, host.number)
         self.after(self.draw.uniform(0.3, 4.0), self._can_commit, host)
-        if self.draw.random() < 0.3:
+        if self.draw.random() < 0.5:
             self.after(self.draw.uniform(0.1, 3.0), self.down, host)
 
     def _snapshot(self, number: int) -> None:

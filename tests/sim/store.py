@@ -14,11 +14,15 @@ from typing import Any
 
 import lmdb
 
+from logyard.engine.log.meta_rows import file_key
+
 from .disk import SimDisk, files_of
 from .files import File
 from .loop import Loop
 
 PAGE = 4096
+SEALS = file_key("flushed", 0)
+"""A commit with this row says of a WAL file that it is in a segment."""
 
 
 class Rows:
@@ -167,6 +171,8 @@ class Transaction:
                 raise lmdb.MapFullError("mdb_txn_commit: MDB_MAP_FULL: mapsize limit reached (simulated)")
             if disk.faults.no_commit and self._undo:
                 disk.refuse_commit("generation" if self._environment.is_generation else "meta")
+                if any(key.startswith(SEALS) for key, _ in self._undo):
+                    disk.refuse_commit("sealing")
             if disk.faults.quota >= 0 and self._undo:
                 disk.claim(self._environment.growth)
         except OSError as error:

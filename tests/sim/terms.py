@@ -17,6 +17,8 @@ from typing import Any
 
 import msgpack
 
+from logyard.engine.raft.progress import SNAPSHOTTING
+from logyard.engine.raft.quorum import has_quorum
 from logyard.engine.replica.member import Member
 from logyard.machines.kv import command as kv
 from logyard.machines.queue.command import PUBLISH_REPLY
@@ -376,11 +378,20 @@ class Terms:
         for number in self.cluster.up:
             system = self.cluster.system(number)
             if self.cluster.leads(number, group.name):
-                return True
+                return self._commits(number, group)
             sleepers = system.quiescence.table if system is not None else ()
             if group.uid in sleepers and sleepers.row(group.uid).leader == number:  # type: ignore[union-attr]
                 return True
         return False
+
+    def _commits(self, number: int, group: TermGroup) -> bool:
+        """Whether a leader has a quorum without voters that are being sent a snapshot: who is a voter before it has a
+        log holds up whom it is counted with."""
+        member = self.cluster.replica(number, group.name)
+        assert member is not None
+        sent = {node for node, progress in member.raft.progress.items() if progress.state == SNAPSHOTTING}
+        configuration = member.raft.configuration
+        return has_quorum(configuration, configuration.nodes() - sent)
 
 
 __all__ = ["GROUPS", "Term", "TermGroup", "Terms"]

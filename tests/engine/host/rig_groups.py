@@ -71,8 +71,8 @@ class Node:
             self.members, set(), lambda messages: None, lambda uid: self.events.append(("drop", uid)), self.names.drop
         )
         self.gc = ReplicaGC(
-            number, self.members.get, retire, cast(Any, self), replica_gc.Rows(self.commit, self.forget, self.write),
-            self.send, network.spawn,
+            number, self.members.get, retire, cast(Any, self),
+            replica_gc.Rows(self.commit, self.forget, self.settle, self.write), self.send, network.spawn,
         )  # fmt: skip
         here = Groups(
             self.names,
@@ -131,6 +131,10 @@ class Node:
     async def forget(self, members: Sequence[Member], build: Callable[[], Iterable[Any]]) -> None:
         self.events.append(("forget", [member.uid for member in members]))
         await self.commit(build)
+
+    async def settle(self) -> None:
+        self.events.append(("settle",))
+        await self.commit(tuple)
 
     async def write(self, items: Sequence[WalItem]) -> None:
         self.events.append(("wal", [(item.uid, item.truncate) for item in items]))

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import trio
 
+from logyard.engine.log.location import SealedFile
 from logyard.engine.log.meta_rows import file_key
 from logyard.engine.log.wal import Rolled, Sealed
+from logyard.engine.replica.member import Member
 from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
 
 from .cluster import KIB, Cluster, cluster, payload_flush, until
@@ -196,8 +198,11 @@ async def test_law_3_files_are_sealed_in_their_order(tmp_path: Path, monkeypatch
             c.system(1).storage.group_commit.rolled(Rolled([Sealed(first + 1, first + 1, 0, [])]))
             freed()
 
-        async def seal(sealed: Sealed) -> None:
+        async def seal(sealed: Sealed) -> tuple[SealedFile, set[Member]]:
             order.append(sealed.file)
+            file = SealedFile(sealed.file, sealed.length)
+            file.keep()
+            return file, set()
 
         monkeypatch.setattr(group_commit, "_freed", full_at_once)
         monkeypatch.setattr(storage.segment_writer, "_flush", seal)

@@ -457,7 +457,10 @@ async def test_what_was_proposed_and_lost_does_not_move_log_time(tmp_path: Path)
     async with cluster(tmp_path, group="") as c:
         rig = await rig_of(c, "queue")
         old = await rig.leader()
-        member, system, last = c.member(old, "queue"), c.system(old), c.member(old, "queue").raft.log.last_index
+        member, system = c.member(old, "queue"), c.system(old)
+        # Log time jumps to the wall clock where nothing is under way that could grant a term.
+        await until(lambda: member.raft.applied == member.raft.log.last_index, "all of it is applied")
+        last = member.raft.log.last_index
         c.network.partition([old], [number for number in c.ids if number != old])
         system.clocks.wall_ns = lambda: rig.clocks.wall + 3600 * 10**9
         system.replicas.commands.propose(member, "timer", "", 0)

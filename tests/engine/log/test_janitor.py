@@ -184,3 +184,14 @@ async def test_compacting_by_hand_rolls_and_flushes_under_the_lock_and_says_when
     with pytest.raises(NoSpace):
         await bench.janitor.compact()
     assert bench.ran == ["flush", "remove", "flush"]
+
+
+async def test_sealing_that_may_wait_is_done_later_when_the_node_is_short_of_something() -> None:
+    """Who wants a log to go for a follower's sake ended the node with it (seed 4310950)."""
+    bench = Bench()
+    bench.does["flush"] = failing(OSError(errno.EMFILE, "too many open files"))
+    async with bench.janitor.lock:
+        await bench.janitor.try_roll()
+        with pytest.raises(OSError, match="too many"):
+            await bench.janitor.roll()
+    assert bench.backlog == ["sealed", "sealed"] and bench.ran == ["flush", "flush"]

@@ -126,6 +126,28 @@ async def test_rows_are_built_when_the_commit_before_is_durable() -> None:
     assert bench.meta.commits == [{b"a": b"1"}, {b"a": b"2"}]
 
 
+async def test_what_is_decided_goes_before_all_else_with_the_first_commit_that_succeeds() -> None:
+    bench = Bench()
+    await bench.books.settle()
+    bench.books.decide(lambda: [(b"gone", None), (b"place", b"old")])
+    bench.books.decide(lambda: [(b"other", b"1")])
+    await bench.refused(NoSpace("full"), bench.books.settle)
+    assert not bench.meta.commits
+    await bench.books.commit(lambda: [(b"place", b"new")])
+    assert bench.meta.commits == [{b"gone": None, b"other": b"1", b"place": b"new"}]
+    await bench.books.settle()
+    assert len(bench.meta.commits) == 1, "once"
+    # What is decided while a commit is under way goes with the one behind it.
+    bench.meta.gate.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.books.commit, lambda: [(b"a", b"1")])
+        await trio.testing.wait_all_tasks_blocked()
+        bench.books.decide(lambda: [(b"late", None)])
+        bench.meta.gate.set()
+    await bench.books.settle()
+    assert bench.meta.commits[1:] == [{b"a": b"1"}, {b"late": None}]
+
+
 async def test_nothing_to_store_is_no_commit_and_still_done() -> None:
     bench = Bench()
     done: list[bool] = []

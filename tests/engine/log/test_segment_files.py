@@ -84,3 +84,12 @@ async def test_a_segment_stays_that_the_log_needs_and_a_member_that_went_is_not_
     bench.files.forget(bench.member)
     await bench.files.remove_unused(bench.commit)
     assert bench.commits == [(set(), [True, True])] and bench.present() == [False, True]
+
+
+async def test_a_segment_stays_of_which_one_run_of_two_is_of_no_use(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.member.keep_runs([SegmentRun(1, LAST, 4), SegmentRun(LAST + 1, LAST + 9, 4)])
+    bench.files.shed(bench.member)
+    assert bench.member.segments == [SegmentRun(LAST + 1, LAST + 9, 4)] and bench.files.users[4]
+    await bench.files.remove_unused(bench.commit)
+    assert bench.present()[1], "the other run names it"
