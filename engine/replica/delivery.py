@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import LogyardError, PayloadMissing
 from logyard.protocol.frame import LARGE, MARK, table_of
 
 from ..entry import Unit, units_of
@@ -210,7 +210,11 @@ class Delivery:
                 for index in item.lacking:
                     await self._fetch(item.member, index, index)
                 # From here to the reader's pins nothing waits.
-                found = list(self._find(item.member, item.refs, set()))
+                still = set[int]()
+                found = list(self._find(item.member, item.refs, still))
+                if still:
+                    # Without them it would look as if they had been settled.
+                    raise PayloadMissing(item.member.uid, min(still))
             rows, body = await self._read(item.member, found)
             header = {**header, "records": rows}
             # Others of its connection may have read meanwhile.

@@ -205,6 +205,23 @@ async def test_what_is_lost_or_damaged_here_is_fetched_first_and_counts_as_much_
         assert await bench.got() == [("records", b"h1.0h2.1h3.2")] and bench.fetched == [2, 3]
 
 
+async def test_what_could_not_be_fetched_is_missed_and_never_left_out() -> None:
+    """The client of a queue takes what a delivery leaves out for settled, and asks for it no more (seed 4311757)."""
+    async with trio.open_nursery() as nursery:
+        bench = Bench(nursery, queue_bytes=LACKING_BYTES)
+        bench.lost = {2}
+
+        async def in_vain(member: Member, first: int, last: int) -> None:
+            bench.fetched.append(first)
+
+        bench.delivery._fetch = in_vain
+        bench.deliver(ref(1, 0), ref(2, 1))
+        assert not await bench.got() and bench.sink.missed_ == 1 and bench.fetched == [2] and not bench.pinned
+        bench.lost.clear()
+        bench.deliver(ref(1, 0), ref(2, 1))
+        assert await bench.got() == [("records", b"h1.0h2.1")]
+
+
 async def test_what_cannot_be_read_is_missed_and_what_follows_is_not() -> None:
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery)
