@@ -72,8 +72,7 @@ STEPS = (
     Step("powercut", ("-m", "tests.powercut", "--cycles", "150")),
     Step("chaos-1", ("-m", "tests.chaos", "--minutes", "7", "--seed", "3")),
     Step("chaos-2", ("-m", "tests.chaos", "--minutes", "7", "--seed", "4")),
-    Step("groups-1", ("-m", "tests.groups", "--minutes", "8", "--seed", "1")),
-    Step("groups-2", ("-m", "tests.groups", "--minutes", "8", "--seed", "2")),
+    *(Step(f"groups-{seed}", ("-m", "tests.groups", "--minutes", "8", "--seed", f"{seed}")) for seed in range(1, 9)),
     Step("demo-cluster", ("-m", "logyard.service.cli", "demo", "--cluster")),
 )
 
