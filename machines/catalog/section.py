@@ -78,11 +78,13 @@ class Table(Generic[Row]):
     to is open: a map of rows, until the next snapshot, or until too many others are.
     """
 
-    __slots__ = ("name", "next", "_make", "_shards", "_sizes", "_open", "_count")
+    __slots__ = ("name", "next", "changes", "_make", "_shards", "_sizes", "_open", "_count")
 
     def __init__(self, name: str, make: Callable[..., Row], first: int = 1) -> None:
         self.name = name
         self.next = first
+        self.changes = 0
+        """Counts what came and went of this copy: not part of what is replicated."""
         self._make = make
         self._shards: dict[int, bytes] = {}
         self._sizes: dict[int, array[int]] = {}
@@ -118,6 +120,7 @@ class Table(Generic[Row]):
         """Store a row, in place of the one of that number."""
         rows = self._opened(number // ROWS_PER_SHARD)
         self._count += number not in rows
+        self.changes += 1
         rows[number] = msgpack.packb(row)
         self.next = max(self.next, number + 1)
 
@@ -130,6 +133,7 @@ class Table(Generic[Row]):
         if number in self:
             del self._opened(number // ROWS_PER_SHARD)[number]
             self._count -= 1
+            self.changes += 1
 
     def shards(self) -> dict[str, bytes]:
         """Return the whole table, by names that begin with its own."""

@@ -23,9 +23,10 @@ from logyard.engine.replica.member import Member
 from logyard.engine.types import Spec
 from logyard.machines.catalog import Catalog
 from logyard.machines.catalog.logs import DELETING, MAKING, RESERVED, UNDOING, Log, Logs
-from logyard.machines.catalog.nodes import Nodes
+from logyard.machines.catalog.nodes import Node, Nodes
 from logyard.machines.catalog.plan import Move
 from logyard.machines.catalog.plan import Plan as PlanSection
+from logyard.machines.catalog.section import Table
 from logyard.protocol.errors import Busy, LogyardError
 
 from .calls import CatalogCalls
@@ -171,6 +172,8 @@ class Keeper:
         self._led = b""
         self._led_at = 0.0
         self._reconciler: Reconciler | None = None
+        # A table of nodes, how much had changed of it, and whether too many of them were silent.
+        self._counted: tuple[Table[Node] | None, int, bool] = (None, 0, False)
         self._stir = trio.Event()
 
     def member(self) -> Member | None:
@@ -448,9 +451,14 @@ class Keeper:
             self._doors.mover.look(dict(rows.rows))
 
     def _may_move(self, catalog: Catalog) -> bool:
-        states = {number: row.state for number, row in nodes_of(catalog).rows}
-        zones = {number: row.zone for number, row in nodes_of(catalog).rows}
-        return not plan_of(catalog).paused and not too_many(states, zones)
+        # Asked for each step of each move: the nodes are counted when something of them has changed.
+        rows = nodes_of(catalog).rows
+        if self._counted[:2] != (rows, rows.changes):
+            nodes = dict(rows)
+            states = {number: row.state for number, row in nodes.items()}
+            zones = {number: row.zone for number, row in nodes.items()}
+            self._counted = rows, rows.changes, bool(too_many(states, zones))
+        return not plan_of(catalog).paused and not self._counted[2]
 
     def move(self, number: int) -> Move | None:
         """Return a move that is under way; None for one that is over, or stands still with all others."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
+from logyard.machines.catalog.nodes import ACTIVE, SILENT, Node
+from logyard.machines.catalog.section import Table
 from logyard.protocol.errors import Refused
+from logyard.service.catalog import keeper as keeping
 from logyard.service.catalog.keeper import Keeper
+
+
+def a_node(state: str) -> Node:
+    return Node(state, 1, "peer", "client", 0)
 
 
 class Looking(Keeper):
@@ -74,3 +83,33 @@ async def test_a_look_at_moves_that_is_refused_is_a_complaint(autojump_clock: tr
     keeper = Refusing(here, None)  # type: ignore[arg-type]
     await keeper._look_at_moves()
     assert keeper.trouble == "not now"
+
+
+def test_moves_stand_still_while_too_many_nodes_are_silent_or_the_plan_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Table("rows", Node)
+    catalog: Any = SimpleNamespace(plan=SimpleNamespace(paused=False))
+    monkeypatch.setattr(keeping, "nodes_of", lambda catalog: SimpleNamespace(rows=rows))
+    monkeypatch.setattr(keeping, "plan_of", lambda catalog: catalog.plan)
+    keeper = Looking()
+    for number in range(1, 6):
+        rows.put(number, a_node(ACTIVE))
+    assert keeper._may_move(catalog) and keeper._may_move(catalog)
+    for number in range(1, 5):
+        rows.put(number, a_node(SILENT))
+    assert not keeper._may_move(catalog), "it counts anew when something of them has changed"
+    rows.put(1, a_node(ACTIVE))
+    rows.put(2, a_node(ACTIVE))
+    rows.put(3, a_node(ACTIVE))
+    assert keeper._may_move(catalog)
+    catalog.plan.paused = True
+    assert not keeper._may_move(catalog)
+    catalog.plan.paused = False
+    # Another copy of the table, as after a snapshot, though as much was done to it.
+    other = Table("rows", Node)
+    for _ in range(rows.changes - 4):
+        other.put(9, a_node(SILENT))
+    for number in range(1, 5):
+        other.put(number, a_node(SILENT))
+    assert other.changes == rows.changes
+    rows = other
+    assert not keeper._may_move(catalog)
