@@ -64,8 +64,8 @@ class Rows(NamedTuple):
 
     commit: Callable[[Callable[[], Iterable[rows.Put]]], Awaitable[None]]
     """Store rows that are built when it is their turn."""
-    forget: Callable[[Sequence[Member], Callable[[], Iterable[rows.Put]]], Awaitable[None]]
-    """Let replicas go, with the rows that say so; their payloads are dead."""
+    forget: Callable[[Sequence[Member], Mapping[int, Callable[[], Iterable[rows.Put]]]], Awaitable[None]]
+    """Let replicas go, with the rows, by uid, that say so; their payloads are dead."""
     settle: Callable[[], Awaitable[None]]
     """Store what is decided and was not stored yet. Raises `NoSpace`."""
     write: Callable[[Sequence[WalItem]], Awaitable[None]]
@@ -186,7 +186,7 @@ class ReplicaGC:
         last = max((raft.log.last_term, raft.log.last_index), raft.promise)
         left = self.departed[member.uid] = Departed(raft.term, raft.vote, *last, index)
         self._retire.detach(member, reason)
-        await self._rows.forget([member], lambda: rows.departed(member.uid, left))
+        await self._rows.forget([member], {member.uid: lambda: rows.departed(member.uid, left)})
 
     # Groups that were never born
 

@@ -110,10 +110,14 @@ class Checkpoints:
         raft_log.compact(index, term)
         self._segments.shed(member)
 
+    def may_move_out(self, member: Member) -> bool:
+        """Return whether nobody wants entries of a log whose snapshot is at its end."""
+        return self._kept_above(member) >= member.raft.log.last_index
+
     def move_out(self, member: Member) -> None:
         """Let a group of which nothing lives in WAL files hibernate: its snapshot at the last entry is all it needs, so
         its log starts there and it leaves its segments."""
-        assert member.snapshot_index == member.raft.log.last_index
+        assert member.snapshot_index == member.raft.log.last_index and self.may_move_out(member)
         member.flush_through(member.snapshot_index)
         runs = member.segments
         member.keep_runs([])

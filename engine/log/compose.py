@@ -149,8 +149,8 @@ def compose_storage(
 
     async def flushed(sealed: Sealed, file: SealedFile, members: set[Member]) -> None:
         """Let go of what a new segment has: of the logs, of the file if nothing in it lives, of memory."""
-        checkpoints.flushed(members)
         try:
+            checkpoints.flushed(members)
             await compactor.flushed(file)
         finally:
             group_commit.let_go(sealed.entries)

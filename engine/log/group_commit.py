@@ -151,6 +151,11 @@ class GroupCommit:
                 entries[:] = [pair for pair in entries if pair[0] != uid]
                 self.metadata_bytes -= metadata_bytes(gone)
 
+    def put_back(self, pairs: Sequence[tuple[int, Entry]], entries: list[tuple[int, Entry]]) -> None:
+        """Keep in a list what was left out of it."""
+        entries += pairs
+        self.metadata_bytes += metadata_bytes(entry for _, entry in pairs)
+
     def kick(self) -> None:
         """Write what is queued, unless a batch is under way (then its end does, or the thread when this is a whole
         batch)."""

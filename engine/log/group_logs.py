@@ -7,11 +7,13 @@ room that it needs: it was decided, and frees space. Called by `replica_gc`, `qu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import trio
 
 from logyard.protocol.errors import NoSpace
 
+from ..entry import Entry
 from ..replica.member import Member
 from .checkpoint_rows import Put
 from .group_commit import GroupCommit
@@ -51,20 +53,25 @@ class GroupLogs:
         self._janitor = janitor
         self._forgotten = forgotten
 
-    async def forget(self, members: Sequence[Member], build: Callable[[], Iterable[Put]]) -> None:
-        """Let replicas go: `build` gives the rows that say so, their payloads are dead."""
+    async def forget(self, members: Sequence[Member], rows: Mapping[int, Callable[[], Iterable[Put]]]) -> None:
+        """Let replicas go: `rows`, by uid, give the rows that say so, their payloads are dead. A uid may have none."""
+        gone = {member.uid: member for member in members}
         for member in members:
             self._segment_writer.forget(member)
             self._forgotten(member.uid)
             self._group_commit.wal.forget(member.uid)
             self._accounting.forget(member)
-        self._meta_batch.decide(build)
+        for uid, build in rows.items():
+            # Not later: somebody may be made in its place as soon as that is stored.
+            self._meta_batch.decide(build, partial(self._let_go, gone[uid]) if uid in gone else None)
         await self._insist()
-        for member in members:
-            for run in member.segments:
-                self._segments.leave(member, run.segment)
-            if member.spec.is_system:
-                self._rings.remove(member.uid)
+
+    def _let_go(self, member: Member) -> None:
+        """Give back what a replica had whose row is gone."""
+        for run in member.segments:
+            self._segments.leave(member, run.segment)
+        if member.spec.is_system:
+            self._rings.remove(member.uid)
 
     async def _insist(self) -> None:
         """Commit what is decided, whatever it takes."""
@@ -102,8 +109,9 @@ class GroupLogs:
             if self._segments.stored_through(member) < member.compactable and not member.raft.stopped:
                 await self._janitor.try_roll()
 
-    async def void(self, uid: int) -> int:
-        """Give up all that the WAL has of a group; return the newest batch's number. The janitor must rest."""
+    async def void(self, uid: int) -> tuple[int, Callable[[], None]]:
+        """Give up all that the WAL has of a group; return the newest batch's number, and what takes that back. The
+        janitor must rest until one of both is for good."""
         return await self._group_commit.exclusive(lambda: self._void(uid))
 
     def restart(self, uid: int) -> int:
@@ -112,14 +120,27 @@ class GroupLogs:
         wal.restart(uid)
         return wal.position[0] - 1
 
-    def _void(self, uid: int) -> int:
+    def _void(self, uid: int) -> tuple[int, Callable[[], None]]:
         through = self.restart(uid)
-        wal = self._group_commit.wal
-        files = {file.file: file.entries for file in self._segment_writer.unflushed.files()}
-        files[wal.current] = wal.current_entries
+        files = self._unflushed()
+        kept = {number: [pair for pair in entries if pair[0] == uid] for number, entries in files.items()}
         self._group_commit.leave_out(uid, files.values())
         self._segments.spoil(files.keys())
-        return through
+
+        def take_back() -> None:
+            # In each file what a group wrote is in its order still.
+            now = self._unflushed()
+            for number, pairs in kept.items():
+                self._group_commit.put_back(pairs, now[number])
+
+        return through, take_back
+
+    def _unflushed(self) -> dict[int, list[tuple[int, Entry]]]:
+        """Return what each WAL file without a segment has for it."""
+        wal = self._group_commit.wal
+        return {file.file: file.entries for file in self._segment_writer.unflushed.files()} | {
+            wal.current: wal.current_entries
+        }
 
     def take_over(self, old: Member, member: Member) -> None:
         """Put a member made anew, with less in segments, in an old one's place."""

@@ -316,8 +316,8 @@ class MetaStore:
         """Write rows (None: delete) to both environments, atomically in each and durable on return; the snapshots of
         the groups in `thrice` to their files, too.
 
-        The last one of a key wins. After `NoSpace` nothing was taken, or, where that could not be taken back from the
-        first environment, all as `get` says; do it again.
+        The last one of a key wins. After `NoSpace` nothing was taken. Where the second environment has no room, and the
+        first can't give the rows back, they are stored: in one copy, until the next commit.
         """
         with self._lock:
             if not self._environments:
@@ -338,22 +338,23 @@ class MetaStore:
             try:
                 self._apply(second, rows)
             except NoSpace:
-                self._take_back(changes, number)
-                raise
+                if self._take_back(changes):
+                    raise
+                self._owed.update(changes)
             self._commit = number
             self._store_files([(uid, raw) for uid in thrice if (raw := changes.get(snapshot_key(uid))) is not None])
 
-    def _take_back(self, changes: Mapping[bytes, bytes | None], number: int) -> None:
+    def _take_back(self, changes: Mapping[bytes, bytes | None]) -> bool:
         """Give the first environment what the second one has, which had no room for a commit: a start on a full disk
-        can't make up for what differs."""
+        can't make up for what differs. Return whether there was room for that."""
         first, second = self._environments
         with second.begin() as transaction:
             before = [(key, transaction.get(key)) for key in sorted(changes)]
         try:
             self._apply(first, before)
         except NoSpace:
-            self._owed.update(changes)
-            self._commit = number
+            return False
+        return True
 
     def raised(self, number: int) -> list[tuple[bytes, bytes]]:
         """Return what says that the directory is of this format at least; nothing where it says so."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import trio
 
-from logyard.protocol.errors import LogyardError, WalFailed
+from logyard.protocol.errors import LogyardError, NoSpace, WalFailed
 
 from ..identity import Acquaintances, Origin
 from ..ports import StorePort
@@ -33,6 +34,13 @@ log = logging.getLogger(__name__)
 
 PEERS_SECONDS = 60.0
 """How old the stored counts of other nodes' batches may get while nothing else is committed."""
+
+
+class Decided(NamedTuple):
+    """Rows that no failed commit takes back, and what is to be done once they are stored."""
+
+    build: Callable[[], Iterable[rows.Put]]
+    then: Callable[[], None] | None
 
 
 class MetaBatch:
@@ -61,8 +69,7 @@ class MetaBatch:
         # Members whose floor was raised and is not stored yet: the next commit brings their rows along.
         self._floors: set[Member] = set()
         self._owed: dict[bytes, bytes | None] = {}
-        # What no failed commit takes back: the next one brings it along.
-        self._decided: list[Callable[[], Iterable[rows.Put]]] = []
+        self._decided: list[Decided] = []
         # The store lost something that a state row may name no more: its rows go with whatever is next.
         self.store_due = False
         self._lock = trio.Lock()
@@ -73,9 +80,10 @@ class MetaBatch:
         """Let the payload store's rows go with whatever is next."""
         self.store_due = True
 
-    def decide(self, build: Callable[[], Iterable[rows.Put]]) -> None:
-        """Let these rows go with whatever is next: what they say is so already."""
-        self._decided.append(build)
+    def decide(self, build: Callable[[], Iterable[rows.Put]], then: Callable[[], None] | None = None) -> None:
+        """Let these rows go with whatever is next: what they say is so already. `then` is called when they are
+        durable."""
+        self._decided.append(Decided(build, then))
 
     async def settle(self) -> None:
         """Store what is decided, if something is."""
@@ -101,27 +109,31 @@ class MetaBatch:
         copy, as of when the rows are built.
         """
         async with self._lock:
-            store, self.store_due = store or self.store_due, False
+            decided = self._decided[:]
+            # Payloads of who went are dead with the row that says so, and not before.
+            store, self.store_due = store or self.store_due or bool(decided), False
             if store:
                 self._owed.update(rows.store_rows(self._store.changes()))
                 # What they say is dead has no home after a restart: the floor has to say so with them (law 4).
                 self.raise_floors(int.from_bytes(key[-8:], "big") for key in self._owed)
             floors, self._floors = self._floors, set()
-            decided = list(self._decided)
             met: list[tuple[int, Origin]] = []
             try:
-                puts = [rows.state(member) for member in floors if not member.is_gone and not member.damaged]
-                for due in decided:
-                    puts += due()
-                puts += build()
-                if store:
-                    puts += self._owed.items()
+                # The last row of a key counts: what is asked for now before what is stored once in a while, and what is
+                # decided before both.
+                puts = [rows.state(member) for member in floors if self._stands(member)]
                 met = self._acquaintances.take()
                 puts += [rows.peer(node, origin) for node, origin in met]
-                if puts:
-                    await self._space.out_of_reserve(
-                        "the meta store", lambda: trio.to_thread.run_sync(self.meta.commit, puts, thrice)
-                    )
+                puts += build()
+                owed = list(self._owed.items()) if store else []
+                try:
+                    await self._put([*puts, *_rows_of(decided), *owed], thrice)
+                except NoSpace:
+                    if not decided:
+                        raise
+                    # All of it may be too much where each by itself is not, and what waits behind it may give room.
+                    await self._store_decided(owed)
+                    await self._put([*puts, *owed], thrice)
             except BaseException as error:
                 # Also when `build` itself has nothing to store: what was due with it goes with the next.
                 self._floors |= floors
@@ -131,11 +143,45 @@ class MetaBatch:
                     self._failed(error)
                 raise
             self._peers_at = time.monotonic()
-            del self._decided[: len(decided)]
             if store:
                 self._owed.clear()
+            self._end(decided)
             if then is not None:
                 then()
+
+    async def _put(self, puts: Sequence[rows.Put], thrice: Collection[int] = ()) -> None:
+        if puts:
+            await self._space.out_of_reserve(
+                "the meta store", lambda: trio.to_thread.run_sync(self.meta.commit, puts, thrice)
+            )
+
+    async def _store_decided(self, owed: Sequence[rows.Put]) -> None:
+        """Store what is decided in parts as large as there is room for, the payload store's rows with the first."""
+        size = len(self._decided)
+        while self._decided:
+            part = self._decided[:size]
+            try:
+                await self._put([*_rows_of(part), *owed])
+            except NoSpace:
+                if size == 1:
+                    raise
+                size = (size + 1) // 2
+            else:
+                owed = ()
+                self._end(part)
+
+    def _end(self, decided: Sequence[Decided]) -> None:
+        """Take note that the first of what is decided is stored, as far as it is not known yet."""
+        for one in decided:
+            if self._decided and self._decided[0] is one:
+                del self._decided[0]
+                if one.then is not None:
+                    one.then()
+
+    def _stands(self, member: Member) -> bool:
+        """Return whether a member's rows say what its group has here: it did not go, no other one was made in its
+        place, and it is not damaged."""
+        return self._members.get(member.uid) is member and not member.is_gone and not member.damaged
 
     def raise_floors(self, uids: Iterable[int]) -> None:
         """Let floors cover every release that made payload bytes of these groups dead, before they are destroyed
@@ -175,7 +221,7 @@ class MetaBatch:
         """Make one meta commit: state rows of `members`, files sealed or gone, and the payload store's counters."""
 
         def build() -> Iterator[rows.Put]:
-            yield from (rows.state(member) for member in members if not member.is_gone and not member.damaged)
+            yield from (rows.state(member) for member in members if self._stands(member))
             yield from (rows.sealed_file(file.file, file.length) for file in sealed_files)
             yield from map(rows.gone_file, gone_files)
             if sealed_files:
@@ -200,7 +246,7 @@ class MetaBatch:
         def build() -> Iterator[rows.Put]:
             for one in captured:
                 member, snapshot, encoded, keep_log, anew = one
-                if not member.is_gone and not member.damaged and snapshot.index > member.snapshot_stored:
+                if self._stands(member) and snapshot.index > member.snapshot_stored:
                     stored.append(one)
                     if member.spec.is_system:
                         thrice.add(member.uid)
@@ -232,3 +278,8 @@ class MetaBatch:
         """Return what a row says, with its chunks. Raises `Corrupt`."""
         uid = row.uid
         return snapshot_format.decode(row.data, uid, lambda name: self.meta.get(meta_rows.chunk_key(uid, name)))
+
+
+def _rows_of(decided: Iterable[Decided]) -> Iterator[rows.Put]:
+    for one in decided:
+        yield from one.build()

@@ -186,6 +186,7 @@ class SegmentFiles:
     def take_over(self, old: Member, member: Member) -> None:
         """Put a member made anew, with less in segments, in the place of an old one."""
         self.shed(member)
+        self._unreferring.discard(old)
         kept = {run.segment for run in member.segments}
         for run in old.segments:
             if run.segment not in kept:

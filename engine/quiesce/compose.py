@@ -127,6 +127,6 @@ def _storage(ground: Ground, storage: Storage, replicas: Replicas, snapshots: Sn
         ground.config.hibernate_move_bytes,
     )  # fmt: skip
     return quiesce.Storage(
-        flush.is_done, flush.run, snapshots.take, storage.checkpoints.move_out,
+        flush.is_done, flush.run, snapshots.take, storage.checkpoints.may_move_out, storage.checkpoints.move_out,
         partial(storage.meta_batch.commit, store=True), logs.slept, logs.forget_slept,
     )  # fmt: skip

@@ -40,13 +40,14 @@ TIDY_MIN = 256
 
 class Storage(NamedTuple):
     """What keeps members' state. `has_moved_out(member)`: nothing of it lives in WAL files alone; `move_out(members)`:
-    give what does another home; `snapshot(members)`: take snapshots; `leave_log(member)`: its snapshot is all it needs;
-    `commit(build)`: make the rows durable that `build` gives; `slept(member)`: store nothing more for it;
-    `forget_slept(count)`: let go of what is in memory of so many."""
+    give what does another home; `snapshot(members)`: take snapshots; `leave_log(member)`: its snapshot is all it needs,
+    which `may_leave_log(member)` says; `commit(build)`: make the rows durable that `build` gives; `slept(member)`:
+    store nothing more for it; `forget_slept(count)`: let go of what is in memory of so many."""
 
     has_moved_out: Callable[[Member], bool]
     move_out: Callable[[Sequence[Member]], Awaitable[object]]
     snapshot: Callable[[Sequence[Member]], Awaitable[object]]
+    may_leave_log: Callable[[Member], bool]
     leave_log: Callable[[Member], None]
     commit: Callable[[Callable[[], Iterable[rows.Put]]], Awaitable[None]]
     slept: Callable[[Member], None]
@@ -106,7 +107,8 @@ class Hibernation:
             def build() -> list[rows.Put]:
                 for member in members:
                     stands = member.raft.log.last_index == member.snapshot_index == member.snapshot_stored
-                    if stands and self.may_sleep(member) and storage.has_moved_out(member):
+                    stands = stands and self.may_sleep(member) and storage.has_moved_out(member)
+                    if stands and storage.may_leave_log(member):
                         storage.leave_log(member)
                         found[member] = self._put(member, leader)
                 return list(found.values())

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from logyard.protocol.errors import Corrupt, LogyardError
+from logyard.protocol.errors import Busy, Corrupt, LogyardError, NoSpace
 from logyard.protocol.pending import PendingReply
 
 from ..entry import Entry
@@ -74,8 +74,9 @@ class Storage(Protocol):
 
     janitor_lock: trio.Lock
 
-    async def void(self, uid: int) -> int:
-        """Give up all that the WAL has of a group; return the newest batch's number. The janitor must rest."""
+    async def void(self, uid: int) -> tuple[int, Callable[[], None]]:
+        """Give up all that the WAL has of a group; return the newest batch's number, and what takes that back. The
+        janitor must rest until one of both is for good."""
         ...
 
     def restart(self, uid: int) -> int:
@@ -207,10 +208,10 @@ class LogRepair:
     def admit(self, spec: Spec) -> Member:
         """Return the member of a group that was barred, whose definition another member told."""
         state = self._stored_state(spec.uid)
-        self.barred.discard(spec.uid)
         known = self.known[spec.uid]
         start = blank(spec.uid, state, Recovered())
         self._store(spec.uid, known, [start.put(), (meta_rows.snapshot_key(spec.uid), None)])
+        self.barred.discard(spec.uid)
         mend = Mend(self.new_round(), known.terms)
         return self._host.build(spec, start, None, Recovered(), mend)
 
@@ -230,6 +231,9 @@ class LogRepair:
                 mend = Mend(self.new_round(), damaged.terms)
                 member = self._host.build(spec, state, snapshot, recovered, mend)
                 return self._settle(member, damaged, [])
+            except (NoSpace, Busy):
+                # Nothing is wrong with what was kept.
+                raise
             except Exception as error:  # as above
                 log.warning("group %s: nothing of its log can be kept: %s", spec.name, error)
         start = blank(spec.uid, state, recovered)
@@ -239,10 +243,11 @@ class LogRepair:
         damaged = damaged._replace(whole=True, through=max(damaged.through, self.through))
         mend = Mend(self.new_round(), damaged.terms)
         member = self._host.build(spec, start, None, Recovered(), mend)
-        self.blank.add(spec.uid)
         suffix = meta_rows.KEY.pack(spec.uid)
         puts: list[rows.Put] = [(key, None) for key in self._meta_batch.meta.lost if key.endswith(suffix)]
-        return self._settle(member, damaged, [*puts, (meta_rows.snapshot_key(spec.uid), None), start.put()])
+        member = self._settle(member, damaged, [*puts, (meta_rows.snapshot_key(spec.uid), None), start.put()])
+        self.blank.add(spec.uid)
+        return member
 
     def _settle(self, member: Member, damaged: Damaged, puts: list[rows.Put]) -> Member:
         """Store what is known, and have others mend the member, or stop it where there are none. BLOCKING."""
@@ -265,8 +270,8 @@ class LogRepair:
             return None
 
     def _store(self, uid: int, damaged: Damaged, puts: list[rows.Put]) -> None:
-        self.known[uid] = damaged
         self._meta_batch.meta.commit([*puts, rows.damaged(uid, damaged.pack())])
+        self.known[uid] = damaged
 
     def _is_alone(self, member: Member) -> bool:
         """Return whether nobody else has the group: what is lost here is lost, and what is left is for people to
@@ -301,7 +306,13 @@ class LogRepair:
         state = self._stored_state(spec.uid)
         reason = f"its rows do not fit together: {type(error).__name__}: {error}"
         damaged = Damaged(reason, state is None, self._storage.restart(spec.uid), True)
-        return self.build(spec, damaged, state, None, Recovered())
+        try:
+            return self.build(spec, damaged, state, None, Recovered())
+        except (NoSpace, Busy) as error:
+            # Nothing of it is stored, so the next start, or whoever finds room, has what there is.
+            member = self._host.build(spec, None, None, Recovered())
+            stop(member, f"{reason}; and it can't be mended now: {error}")
+            return member
 
     # While running
 
@@ -336,7 +347,7 @@ class LogRepair:
                 # What it covers is not needed of the log.
                 old.raft.log.compact(snapshot.index, snapshot.term)
             good = await trio.to_thread.run_sync(self._good_through, old)
-            through = await storage.void(uid)
+            through, take_back = await storage.void(uid)
             whole = old.raft.log.snapshot_index > 0 and snapshot is None
             state = self._cut_row(old, good) if not whole else _blank(old)
             before = self.known.get(uid)
@@ -347,7 +358,12 @@ class LogRepair:
             if snapshot is None:
                 puts.append((meta_rows.snapshot_key(uid), None))
             # It may be deleted meanwhile.
-            await self._meta_batch.commit(lambda: puts if self._members.get(uid) is old else ())
+            try:
+                await self._meta_batch.commit(lambda: puts if self._members.get(uid) is old else ())
+            except BaseException:
+                # No row says that the WAL's records do not count: they get their segment, as a start would have it.
+                take_back()
+                raise
             if self._members.get(uid) is not old:
                 return
             self.known[uid] = damaged

@@ -128,9 +128,9 @@ class Node:
         self.events.append(("rows", [key[:1] for key, _ in puts]))
         self.rows.update(puts)
 
-    async def forget(self, members: Sequence[Member], build: Callable[[], Iterable[Any]]) -> None:
+    async def forget(self, members: Sequence[Member], rows: Mapping[int, Callable[[], Iterable[Any]]]) -> None:
         self.events.append(("forget", [member.uid for member in members]))
-        await self.commit(build)
+        await self.commit(lambda: [put for build in rows.values() for put in build()])
 
     async def settle(self) -> None:
         self.events.append(("settle",))

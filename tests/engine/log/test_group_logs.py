@@ -21,6 +21,7 @@ class Bench:
         self.did: list[Any] = []
         self.errors: list[Exception] = []
         self.busy = False
+        self.decided: list[Callable[[], None] | None] = []
         self.member: Any = SimpleNamespace(
             uid=7, segments=[SimpleNamespace(segment=2), SimpleNamespace(segment=3)], flushed=4, compactable=9,
             raft=SimpleNamespace(stopped=False), spec=SimpleNamespace(is_system=False),
@@ -36,9 +37,10 @@ class Bench:
         books: Any = SimpleNamespace(
             decide=self.decide, commit_store=self.commit_store, forget=self.note("books forget")
         )
-        waiting = [SimpleNamespace(file=4, entries=[(7, "older")])]
+        self.waiting = [SimpleNamespace(file=4, entries=[(7, "older")])]
+        group_commit.put_back = lambda pairs, entries: self.did.append(("put back", pairs, entries))
         flush: Any = SimpleNamespace(
-            forget=self.note("flush forgets"), unflushed=SimpleNamespace(files=lambda: waiting)
+            forget=self.note("flush forgets"), unflushed=SimpleNamespace(files=lambda: self.waiting)
         )  # fmt: skip
         segments: Any = SimpleNamespace(
             leave=lambda member, number: self.did.append(("leave", number)), forget=self.note("segments forget"),
@@ -70,13 +72,17 @@ class Bench:
         self.did.append("exclusive")
         return call()
 
-    def decide(self, build: Callable[[], Any]) -> None:
+    def decide(self, build: Callable[[], Any], then: Callable[[], None] | None) -> None:
         self.did.append(("decide", list(build())))
+        self.decided.append(then)
 
     async def commit_store(self) -> None:
         if self.errors:
             raise self.errors.pop(0)
         self.did.append("commit")
+        for then in self.decided:
+            if then is not None:
+                then()
 
     async def roll(self) -> None:
         assert self.logs.janitor_lock.locked()
@@ -85,10 +91,10 @@ class Bench:
 
 async def test_a_replica_leaves_its_segments_when_the_rows_say_that_it_is_gone() -> None:
     bench = Bench()
-    await bench.logs.forget([bench.member], lambda: [(b"row", None)])
+    await bench.logs.forget([bench.member], {7: lambda: [(b"row", None)], 8: lambda: [(b"other", None)]})
     assert bench.did == [
-        "flush forgets", "forgotten", "wal forgets", "homes forget", ("decide", [(b"row", None)]), "commit",
-        ("leave", 2), ("leave", 3),
+        "flush forgets", "forgotten", "wal forgets", "homes forget", ("decide", [(b"row", None)]),
+        ("decide", [(b"other", None)]), "commit", ("leave", 2), ("leave", 3),
     ]  # fmt: skip
 
 
@@ -96,13 +102,13 @@ async def test_what_is_decided_waits_for_room_and_for_nothing_else(monkeypatch: 
     monkeypatch.setattr(group_logs, "RETRY_S", 0.0)
     bench = Bench()
     bench.errors = [NoSpace("full"), NoSpace("full")]
-    await bench.logs.forget([bench.member], tuple)
+    await bench.logs.forget([bench.member], {7: tuple})
     assert bench.did.count("make room") == 2 and bench.did[-3:] == ["commit", ("leave", 2), ("leave", 3)]
     assert bench.did.count(("decide", [])) == 1, "whatever is stored first brings it along"
     bench = Bench()
     bench.errors = [WalFailed("the disk")]
     with pytest.raises(WalFailed):
-        await bench.logs.forget([bench.member], tuple)
+        await bench.logs.forget([bench.member], {7: tuple})
     assert not any(one[0] == "leave" for one in bench.did)
 
 
@@ -122,11 +128,16 @@ def test_the_log_lets_go_of_sleepers_when_they_are_a_good_part_of_it() -> None:
 
 async def test_a_void_log_is_left_out_of_every_file_without_a_segment() -> None:
     bench = Bench()
-    assert await bench.logs.void(7) == 30
-    assert bench.did == [
+    through, take_back = await bench.logs.void(7)
+    assert through == 30 and bench.did == [
         "exclusive", "wal restarts", ("leave out", 7, [[(7, "older")], [(7, "e7"), (8, "e8")]]), ("spoil", [4, 5]),
     ]  # fmt: skip
     assert bench.logs.restart(7) == 30
+    # The current file was sealed meanwhile.
+    bench.waiting.append(SimpleNamespace(file=5, entries=[(8, "e8")]))
+    bench.wal.current, bench.wal.current_entries = 6, []
+    take_back()
+    assert bench.did[-2:] == [("put back", [(7, "older")], [(7, "older")]), ("put back", [(7, "e7")], [(8, "e8")])]
 
 
 async def test_a_file_is_rolled_for_a_log_that_could_go_further_than_its_segments() -> None:

@@ -126,15 +126,21 @@ async def test_rows_are_built_when_the_commit_before_is_durable() -> None:
     assert bench.meta.commits == [{b"a": b"1"}, {b"a": b"2"}]
 
 
-async def test_what_is_decided_goes_before_all_else_with_the_first_commit_that_succeeds() -> None:
+async def test_what_is_decided_goes_with_the_first_commit_that_succeeds() -> None:
     bench = Bench()
+    done: list[str] = []
     await bench.books.settle()
-    bench.books.decide(lambda: [(b"gone", None), (b"place", b"old")])
+    bench.books.decide(lambda: [(b"gone", None), (b"place", None)], lambda: done.append("one"))
     bench.books.decide(lambda: [(b"other", b"1")])
+    bench.changed = [stored(UID)]
     await bench.refused(NoSpace("full"), bench.books.settle)
-    assert not bench.meta.commits
-    await bench.books.commit(lambda: [(b"place", b"new")])
-    assert bench.meta.commits == [{b"gone": None, b"other": b"1", b"place": b"new"}]
+    assert not bench.meta.commits and not done
+    # What was asked for before it was decided counts less; the payload store's rows travel with it.
+    await bench.books.commit(lambda: [(b"place", b"row")], then=lambda: done.append("then"))
+    assert bench.meta.commits == [
+        {b"gone": None, b"other": b"1", b"place": None, meta_rows.STORE + stored(UID)[0]: b"row"}
+    ]
+    assert done == ["one", "then"]
     await bench.books.settle()
     assert len(bench.meta.commits) == 1, "once"
     # What is decided while a commit is under way goes with the one behind it.
@@ -146,6 +152,31 @@ async def test_what_is_decided_goes_before_all_else_with_the_first_commit_that_s
         bench.meta.gate.set()
     await bench.books.settle()
     assert bench.meta.commits[1:] == [{b"a": b"1"}, {b"late": None}]
+
+
+async def test_what_is_decided_goes_in_parts_where_all_of_it_is_too_much() -> None:
+    bench = Bench()
+    done: list[int] = []
+    for number in range(10):
+        bench.books.decide(lambda number=number: [(b"%d" % number, None)], lambda number=number: done.append(number))  # type: ignore[misc]
+    commit = bench.meta.commit
+
+    def small(puts: Sequence[rows.Put], thrice: Collection[int] = ()) -> None:
+        if len(puts) > 4:
+            raise NoSpace("too much")
+        commit(puts, thrice)
+
+    bench.meta.commit = small  # type: ignore[method-assign]
+    await bench.books.commit(lambda: [(b"a", b"1"), (b"b", b"1")])
+    assert done == list(range(10)) and bench.meta.commits[-1] == {b"a": b"1", b"b": b"1"}
+    assert [len(one) for one in bench.meta.commits] == [3, 3, 3, 1, 2]
+    # One that is too large by itself fails who comes with it, and stays.
+    bench.books.decide(lambda: [(b"%d" % number, None) for number in range(5)])
+    with pytest.raises(NoSpace):
+        await bench.books.commit(lambda: [(b"c", b"1")])
+    bench.meta.commit = commit  # type: ignore[method-assign]
+    await bench.books.settle()
+    assert len(bench.meta.commits[-1]) == 5
 
 
 async def test_nothing_to_store_is_no_commit_and_still_done() -> None:
@@ -168,13 +199,15 @@ async def test_a_floor_is_raised_once_and_goes_with_the_next_commit() -> None:
     assert list(bench.meta.commits[1]) == [b"a"]
 
 
-@pytest.mark.parametrize("how", ["deleted", "damaged", "forgotten"])
+@pytest.mark.parametrize("how", ["deleted", "another", "damaged", "forgotten"])
 async def test_no_floor_is_stored_of_who_is_gone(how: str) -> None:
     bench = Bench()
     member = bench.member(release=20)
     bench.books.raise_floors([UID])
     if how == "deleted":
         member.is_to_go()
+    elif how == "another":
+        bench.member()
     elif how == "damaged":
         member.quarantine("a test")
     else:
@@ -289,12 +322,14 @@ async def test_a_snapshot_is_stored_with_what_belongs_to_it_and_never_after_a_ne
     assert len(bench.meta.commits) == 1 and member.snapshot_stored == 7
 
 
-@pytest.mark.parametrize("how", ["deleted", "damaged"])
+@pytest.mark.parametrize("how", ["deleted", "another", "damaged"])
 async def test_no_snapshot_is_stored_of_who_is_gone(how: str) -> None:
     bench = Bench()
     member = bench.member()
     if how == "deleted":
         member.is_to_go()
+    elif how == "another":
+        bench.member()
     else:
         member.quarantine("a test")
     assert await bench.books.commit_snapshots([rows.Captured(member, *snapshot(7))]) == []

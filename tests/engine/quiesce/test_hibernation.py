@@ -27,11 +27,13 @@ class Bench(Yard):
         self.stored: list[rows.Put] = []
         self.in_the_wal: set[Member] = set()
         self.heavy: set[Member] = set()
+        self.wanted: set[Member] = set()
         self.held: set[Member] = set()
         self.forgotten: list[int] = []
         self.shrunk = 0
         storage = quiesce.Storage(
-            lambda member: member not in self.in_the_wal, self.move_out, self.snapshot, self.leave_log, self.commit,
+            lambda member: member not in self.in_the_wal, self.move_out, self.snapshot,
+            lambda member: member not in self.wanted, self.leave_log, self.commit,
             lambda member: self.did.append("slept"), self.forgotten.append,
         )  # fmt: skip
         self.hibernation = Hibernation(
@@ -90,6 +92,13 @@ async def test_who_has_payloads_in_the_wal_moves_out_and_who_has_too_many_stays(
     light.covered(LAST - 1, TERM, 100)
     assert list(await bench.hibernation.prepare([light, heavy], OWN)) == [light]
     assert bench.did == ["move out", "snapshot", "commit", "leave log"]
+
+
+async def test_who_has_entries_that_somebody_wants_stays() -> None:
+    bench = Bench()
+    member = bench.member()
+    bench.wanted = {member}
+    assert not await bench.hibernation.prepare([member], OWN) and bench.did == ["commit"]
 
 
 BUSY: list[tuple[str, Callable[[Bench, Member], object]]] = [

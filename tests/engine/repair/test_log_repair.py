@@ -137,10 +137,10 @@ class Rig:
     def load_snapshot(self, row: Any) -> Any:
         raise Corrupt("snapshot", 0, "it", "another")
 
-    async def void(self, uid: int) -> int:
+    async def void(self, uid: int) -> tuple[int, Callable[[], None]]:
         assert self.janitor_lock.locked(), "the janitor rests"
         self.events.append("voided")
-        return THROUGH
+        return THROUGH, lambda: self.events.append("taken back")
 
     def restart(self, uid: int) -> int:
         return THROUGH
