@@ -46,7 +46,7 @@ from .catalog.calls import CatalogCalls
 from .catalog.join import said
 from .catalog.keeper import Keeper
 from .catalog.mover import Mover
-from .catalog.places import Address, Place, Places, address
+from .catalog.places import Address, Place, Places, reachable
 from .catalog.places import decode as decode_places
 from .catalog.verbs import NO_CATALOG, CatalogVerbs
 from .config import NodeConfig, read_secret
@@ -389,7 +389,7 @@ async def _no_catalog(*what: object) -> Any:
 
 def _addresses(config: NodeConfig, known: Mapping[int, Place], proof: bool) -> dict[int, Address]:
     """Return where the nodes listen, this one included; nothing for one that is alone and that nobody may join."""
-    others = {**config.peers, **{number: address(place.peer) for number, place in known.items()}}
+    others = {**config.peers, **reachable(known)}
     return {**others, config.id: config.peer_listen} if others or (config.catalog and proof) else {}
 
 

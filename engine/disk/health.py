@@ -121,6 +121,9 @@ class DiskHealth:
                 # A thread that hangs in a sync can't be ended, and must not keep the node from ending.
                 await trio.to_thread.run_sync(self._sync, abandon_on_cancel=True)
                 break
+            except RuntimeError:
+                # No thread can be begun: that says nothing of the disk.
+                await trio.sleep(self._config.disk_probe_ms / 1000)
             except OSError as error:
                 if is_full(error) or is_short(error):
                     # Neither a full disk nor a process without descriptors hangs, and votes have a reserve.

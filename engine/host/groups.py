@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -336,7 +337,13 @@ class GroupRegistry:
         gc, names, has = self._gc, self._groups.names, self._groups.has
         fresh = []
         taken: dict[str, int] = {}
+        given: dict[int, Spec] = {}
         for spec in specs:
+            if spec.uid in given:
+                if given[spec.uid] != spec:
+                    raise GroupExists(f"the number of {spec.name!r} is given twice", name=spec.name)
+                continue
+            given[spec.uid] = spec
             self._check_free(spec)
             known = names.get(spec.name)
             if taken.setdefault(spec.name, spec.uid) != spec.uid:
@@ -481,8 +488,9 @@ class GroupRegistry:
             await self._store(specs, admitted, asleep)
         except LogyardError as refused:
             error = str(refused)
-            if asleep and self._is_settling(node, specs):
-                more = {"again": True}
+            with suppress(LogyardError):
+                if asleep and self._is_settling(node, specs):
+                    more = {"again": True}
         if request and (last or error):
             self._send(node, DEFINED, request, {"error": error, **more})
 

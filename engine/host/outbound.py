@@ -170,7 +170,7 @@ class Outbound:
                 # the log below it
                 # goes, and the core asks for a transfer when its probe finds nothing.
                 await self._let_log_go(member, message.last)
-            except LogyardError as error:
+            except (LogyardError, OSError) as error:
                 log.warning("group %s: can not send entries to node %d: %s", member.spec.name, node, error)
                 if isinstance(error, Corrupt) and message.last > member.raft.commit:
                     self._pass_on(member)
@@ -225,7 +225,7 @@ class Outbound:
     async def _let_log_go(self, member: Member, index: int) -> None:
         try:
             await self._host.let_log_go(member, index)
-        except LogyardError as error:
+        except (LogyardError, OSError) as error:
             log.warning("group %s: no snapshot for a follower: %s", member.spec.name, error)
 
     async def _with_bodies(self, member: Member, entry: Entry) -> Entry:

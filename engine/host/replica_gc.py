@@ -259,6 +259,8 @@ class ReplicaGC:
         # That they left is decided, and may not be stored yet: without it their void records would break a promise.
         await self._rows.settle()
         await self._rows.write([WalItem(uid, truncate=1) for uid in back])
+        # Who was deleted meanwhile promises nothing any more.
+        back = [uid for uid in back if uid in self.departed]
         for uid in back:
             self.departed[uid] = self.departed[uid]._replace(admitted=admitted[uid])
         return [rows.departed_row(uid, self.departed[uid]) for uid in back]

@@ -94,7 +94,7 @@ class Janitor:
             await self._wake.wait()
             self._wake = trio.Event()
             async with self.lock:
-                await self._look()
+                await self._try("a look at the files", self._look)
             for what, job in self._later:
                 await self._try(what, job)
             quiet = trio.current_time() - self._last_rolled >= QUIET_SECONDS

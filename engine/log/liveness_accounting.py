@@ -148,13 +148,19 @@ class LivenessAccounting:
 
     def released(self, member: Member, died: Sequence[PayloadRange]) -> None:
         """Book a release: these ranges, rising and disjoint, lived until just now, all of them, and are dead."""
+        self._book_dead(member, died, (Busy,))
+
+    def _book_dead(
+        self, member: Member, died: Sequence[PayloadRange], uncounted: tuple[type[LogyardError], ...]
+    ) -> None:
+        """Book a release; what can't be read for one of these reasons is counted later."""
         # Of an entry that died in several parts the bytes go once: a file that counts as emptier than it is goes early.
         counted: set[int] = set()
         try:
             for first, end in died:
                 self._take_out(member, first, end, counted)
-        except Busy as error:
-            self._uncounted(member, error.retry_after)
+        except uncounted as error:
+            self._uncounted(member, _retry_after(error))
         # Also before anything of the group was migrated: what is being copied just now has no home yet, and must be
         # dead in its copy.
         for first, end in died:
@@ -231,7 +237,8 @@ class LivenessAccounting:
                 at = lives.end
             if at < lived.end:
                 died.append(PayloadRange(at, lived.end))
-        self.released(member, died)
+        # The snapshot is installed: damage that counting meets must not end that half done.
+        self._book_dead(member, died, (Busy, Corrupt))
 
     def cut(self, member: Member, last: int) -> None:
         """Cut a group's payloads above `last` from sealed files: overwritten, or stored anew with a snapshot."""
@@ -244,9 +251,10 @@ class LivenessAccounting:
                 continue
             try:
                 gone = self._bytes(member, file.file, last + 1, share.last, living=True)
-            except Busy as error:
+            except (Busy, Corrupt) as error:
+                # What is counted anew finds the damage as well, and has the member mended.
                 gone = 0
-                self._uncounted(member, error.retry_after)
+                self._uncounted(member, _retry_after(error))
             file.shorten(member.uid, last, gone)
 
     def _shares(self, member: Member, first: int, last: int) -> list[tuple[SealedFile, Share]]:
@@ -394,6 +402,11 @@ class LivenessAccounting:
             if not member.is_dead(entry):
                 size += entry.body_bytes
         return size
+
+
+def _retry_after(error: LogyardError) -> float:
+    """Return in how many seconds to count anew what could not be counted."""
+    return error.retry_after if isinstance(error, Busy) else 0.0
 
 
 class Recount:

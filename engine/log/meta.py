@@ -301,7 +301,7 @@ class MetaStore:
             raise NoSpace(f"the meta store's map of {self._map_bytes} bytes is full") from error
         except (lmdb.Error, OSError) as error:
             code = getattr(error, "errno", 0) or getattr(error, "code", 0)
-            if code in SHORT:
+            if code in SHORT or isinstance(error, lmdb.MemoryError):
                 raise NoSpace(f"no room for the meta store: {error}") from error
             if code in (errno.ENOSPC, errno.EDQUOT) or "No space" in str(error) or "quota" in str(error):
                 raise NoSpace("the disk of the meta store is full") from error

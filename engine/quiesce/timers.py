@@ -31,7 +31,7 @@ class Timers:
         node: int,
         clocks: Clocks,
         leader_of: Callable[[int], int],
-        fresh: Callable[[Member], LogTime],
+        fresh: Callable[[Member], LogTime | None],
         stir: Callable[[], None],
     ) -> None:
         self._node = node
@@ -50,6 +50,7 @@ class Timers:
         clocks, clock = self._clocks, member.clock
         if clock is None:
             clock = self._fresh(member)
+            assert clock is not None, "all of its log is applied"
         clock.now(clocks.monotonic_ns())
         free = member.wall_time or none_runs(member)
         wait = clock.until_by(due_ms, clocks.wall_ns()) if free else clock.until(due_ms)

@@ -308,7 +308,7 @@ class LogRepair:
         damaged = Damaged(reason, state is None, self._storage.restart(spec.uid), True)
         try:
             return self.build(spec, damaged, state, None, Recovered())
-        except (NoSpace, Busy) as error:
+        except LogyardError as error:
             # Nothing of it is stored, so the next start, or whoever finds room, has what there is.
             member = self._host.build(spec, None, None, Recovered())
             stop(member, f"{reason}; and it can't be mended now: {error}")

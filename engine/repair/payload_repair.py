@@ -165,7 +165,7 @@ class PayloadRepair:
             return 0
         try:
             await self._store_rows(member, found)
-        except LogyardError as error:
+        except (LogyardError, OSError) as error:
             log.warning("group %s: what was repaired is not written back: %s", member.spec.name, error)
             return 0
         return len(found)
@@ -220,7 +220,7 @@ class Refill:
                 await self._stretch(uid, first, last)
             if store.lost_ranges() != before:
                 await self._commit()
-        except LogyardError as error:
+        except (LogyardError, OSError) as error:
             log.warning("payloads that were lost are not back yet: %s", error)
         finally:
             self.at_work = False

@@ -61,6 +61,8 @@ class Applier:
         self._on_delete = host.deleted
         self.entries = 0
         self.nanoseconds = 0
+        # Members whose next entries can't be read just now: each is tried again once, however many turns come.
+        self._waiting: set[Member] = set()
 
     def apply_all(self, members: Sequence[Member]) -> None:
         """Apply what is committed in any of `members`."""
@@ -106,7 +108,9 @@ class Applier:
             return
         except Busy as error:
             log.warning("group %s: entries are applied later: %s", member.spec.name, error)
-            self._host.spawn(self._later, member, error.retry_after)
+            if member not in self._waiting:
+                self._waiting.add(member)
+                self._host.spawn(self._later, member, error.retry_after)
             return
         except Exception as error:
             self._host.stop(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
@@ -122,6 +126,7 @@ class Applier:
     async def _later(self, member: Member, seconds: float) -> None:
         """Go on with what could not be read for want of descriptors or memory."""
         await trio.sleep(seconds)
+        self._waiting.discard(member)
         if not member.raft.stopped and self._host.is_here(member):
             self.apply_all((member,))
 

@@ -188,7 +188,7 @@ class Delivery:
                 item = queue[0]
                 try:
                     await self._push(session, item)
-                except LogyardError as error:
+                except (LogyardError, OSError) as error:
                     log.warning("group %s: not delivered to a session: %s", item.member.spec.name, error)
                     self._missed(session)
                 finally:

@@ -66,12 +66,13 @@ class Propose(Protocol):
 
 class LogClock:
     """Gives log time of groups, which is kept in the member while it leads. `newest_time` is the last one of a group's
-    log; `knows(node, kind)` the newest version of a machine there; `mark` says that a member has something to do."""
+    log, None while nobody can tell; `knows(node, kind)` the newest version of a machine there; `mark` says that a
+    member has something to do."""
 
     def __init__(
         self,
         clocks: Clocks,
-        newest_time: Callable[[Member], int],
+        newest_time: Callable[[Member], int | None],
         knows: Callable[[int, str], int],
         propose: Propose,
         mark: Callable[[Member], None],
@@ -86,7 +87,10 @@ class LogClock:
         """Return log time, in ms, of a group that this member leads."""
         clock = member.clock
         if clock is None:
-            clock = member.begin_clock(self.fresh(member))
+            fresh = self.fresh(member)
+            if fresh is None:
+                return member.log_time
+            clock = member.begin_clock(fresh)
         clocks = self._clocks
         if member.wall_time or (member.leading and none_runs(member)):
             now = clock.follow(clocks.wall_ns(), clocks.monotonic_ns())
@@ -96,16 +100,22 @@ class LogClock:
 
     def of_own_entry(self, member: Member, kind: int) -> int:
         """Return log time, in ms, of an entry of the core's own: a no-op begins the clock of its leadership."""
-        if kind == NOOP:
-            clock = member.begin_clock(self.fresh(member))
+        if kind == NOOP and (clock := self.fresh(member)) is not None:
+            member.begin_clock(clock)
             if renews(member):
                 clock.jump(self._clocks.wall_ns())
-        return self.now(member) if member.clock is not None else self._newest_time(member)
+        if member.clock is None:
+            return self._newest_time(member) or member.log_time
+        return self.now(member)
 
-    def fresh(self, member: Member) -> LogTime:
+    def fresh(self, member: Member) -> LogTime | None:
         """Return a clock that goes on where the log ends, also above what is applied here, from when its end came: what
-        has passed since then had passed for its leader as well. A log without any time begins now."""
+        has passed since then had passed for its leader as well. A log without any time begins now. None while nobody
+        can tell where it ends: begun anywhere else, log time would be early, or stand still for as long as the wall
+        clock was set back; an entry with a lower stamp than the one before it is of that one's time."""
         newest, now = self._newest_time(member), self._clocks.monotonic_ns()
+        if newest is None:
+            return None
         clock = LogTime(newest, self._clocks.wall_ns(), member.heard_ns if newest else now)
         clock.now(now)
         return clock

@@ -114,9 +114,9 @@ class Reader:
             return found
         raise Corrupt(f"group {member.spec.name}", 0, f"entry {first}", "no segment that holds it")
 
-    def newest_time(self, member: Member) -> int:
+    def newest_time(self, member: Member) -> int | None:
         """Return the newest log time (ms) of a group's log: what is not applied here yet counts, and no entry is ever
-        stamped lower than the one before it."""
+        stamped lower than the one before it. None while that can't be read."""
         last = member.raft.log.last_index
         stamp = member.log_time
         if last > member.raft.applied:
@@ -125,6 +125,7 @@ class Reader:
             except LogyardError as error:
                 # Apply meets the same damage, and says so.
                 log.warning("group %s: its newest log time can't be read: %s", member.spec.name, error)
+                return None
         return stamp
 
     def payload_entries(self, member: Member, first: int, last: int) -> Iterator[Located]:

@@ -174,7 +174,7 @@ class SnapshotReceiver:
                 try:
                     async with self._limit:
                         await self._take_in(uid, offer)
-                except LogyardError as failed:
+                except (LogyardError, OSError) as failed:
                     error = str(failed)
                     log.warning("snapshot at %d for group %x: %s", offer.manifest.snapshot.index, uid, error)
                 self._tell(uid, offer.askers, error)

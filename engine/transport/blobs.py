@@ -147,7 +147,10 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
     },
     DEFINED: {"error": _text_or_none, "again?": _flag},
     DELETE_GROUPS: _UIDS,
-    REMOVED_GROUPS: {"groups": _list_of(_row(_number, _number, _number))},
+    REMOVED_GROUPS: {
+        "groups": _list_of(_row(_number, _number, _number)),
+        "lineages?": _list_of(_list_of(_row(_number, _number))),
+    },
     REFUSED_GROUPS: _UIDS,
     TAKE_BACK: _UIDS,
     SNAPSHOT_OFFER: {"uid": _number, "index": _number},

@@ -81,8 +81,13 @@ def refused(refusal: Reject) -> bytes:
 
 
 def result_of(reply: bytes) -> Any:
-    """Return what a command or a question came to. Raises the refusal, as the error of its code."""
-    code, found = msgpack.unpackb(reply, strict_map_key=False)
-    if code is None:
-        return found
-    raise classes().get(code, LogyardError).told(found, code=code)
+    """Return what a command or a question came to. Raises the refusal, as the error of its code, and `LogyardError`
+    for what is no answer."""
+    try:
+        code, found = msgpack.unpackb(reply, strict_map_key=False)
+        if code is None:
+            return found
+        error = classes().get(code, LogyardError).told(found, code=code)
+    except (ValueError, TypeError, KeyError, AttributeError) as wrong:
+        raise LogyardError(f"an answer of the catalogue can't be read: {wrong!r}") from None
+    raise error

@@ -5,6 +5,7 @@ A node's configuration is where it begins; what the catalogue says later counts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,8 +13,11 @@ from typing import Any, NamedTuple, Protocol
 import msgpack
 
 from logyard.engine.log.meta_rows import PLACES
+from logyard.protocol.errors import BadRequest
 
 Address = tuple[str, int]
+
+log = logging.getLogger(__name__)
 
 
 class Network(Protocol):
@@ -56,10 +60,11 @@ class Places:
         place = Place(peer, client)
         if not peer or self._known.get(node) == place:
             return
+        reachable = address(peer)
         self._known[node] = place
         await self._store([encode(self._known)])
         if self._network is not None:
-            self._network.add_peer(node, address(peer))
+            self._network.add_peer(node, reachable)
         self._tell(node, client)
 
     async def part(self, node: int) -> None:
@@ -72,9 +77,27 @@ class Places:
 
 
 def address(text: str) -> Address:
-    """Return (host, port) of HOST:PORT."""
+    """Return (host, port) of HOST:PORT. Raises `BadRequest` for what no name or port is."""
     host, _, port = text.rpartition(":")
-    return host, int(port)
+    try:
+        host.strip("[]").encode("idna")
+        number = int(port)
+    except ValueError:
+        number = 0
+    if not host or not 0 < number < 1 << 16:
+        raise BadRequest(f"{text!r} is no address: give HOST:PORT")
+    return host, number
+
+
+def reachable(known: Mapping[int, Place]) -> dict[int, Address]:
+    """Return where the nodes listen for others, as far as that is an address."""
+    found = {}
+    for node, place in known.items():
+        try:
+            found[node] = address(place.peer)
+        except BadRequest as error:
+            log.error("node %d is not dialled: %s", node, error)
+    return found
 
 
 def encode(known: Mapping[int, Place]) -> tuple[bytes, bytes]:

@@ -73,6 +73,24 @@ async def test_a_probe_that_fails_proves_nothing_and_is_made_again(tmp_path: Pat
         assert c.system(1).host.disk_health.probes > probes and c.system(1).host.fail_stop.failure is None
 
 
+async def test_a_probe_without_a_thread_for_it_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(tmp_path, 1, disk_probe_ms=20) as c:
+        health, run_sync = c.system(1).host.disk_health, trio.to_thread.run_sync
+        refused: list[int] = []
+
+        async def none(call: Any, *arguments: Any, **options: Any) -> Any:
+            if call == health._sync and not refused:
+                refused.append(1)
+                raise RuntimeError("can't start new thread")
+            return await run_sync(call, *arguments, **options)
+
+        monkeypatch.setattr(trio.to_thread, "run_sync", none)
+        await until(lambda: bool(refused), "no thread for it")
+        probed = health._probed
+        await until(lambda: health._probed > probed, "the next one is good")
+        assert not c.failures
+
+
 async def test_a_write_of_many_batches_is_alive_while_its_batches_get_done(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, disk_stall_ms=50) as c:
         system = c.system(1)

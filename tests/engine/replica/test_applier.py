@@ -140,6 +140,9 @@ def test_a_want_of_descriptors_applies_it_later_and_damage_is_told() -> None:
     rig.entries.fault = Busy("descriptors", 0.5)
     rig.apply()
     assert rig.machine.given == [] and rig.later[0][1] == (rig.member, 0.5) and rig.told == []
+    rig.entries.fault = Busy("descriptors", 0.5)
+    rig.apply()
+    assert len(rig.later) == 1, "it is tried again once, however many turns come"
     rig.entries.fault = Corrupt("a segment", 0, "x", "y")
     rig.apply()
     assert rig.told == [("damaged",)] and rig.machine.given == []

@@ -7,8 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from logyard.engine.entry import NOOP
 from logyard.engine.replica.log_clock import Clocks, LogClock
 from logyard.engine.replica.member import Member
+
+from .doubles import Recorder, member_of
 
 SECOND = 1_000_000_000
 WALL = 1_700_000_000 * SECOND
@@ -19,7 +22,9 @@ def fresh_ms(newest_ms: int, heard_ns: int, now_ns: int) -> int:
     clocks = Clocks()
     clocks.wall_ns, clocks.monotonic_ns = (lambda: WALL), (lambda: now_ns)
     clock = LogClock(clocks, lambda member: newest_ms, cast(Any, None), cast(Any, None), cast(Any, None))
-    return clock.fresh(cast(Member, SimpleNamespace(heard_ns=heard_ns))).now(now_ns)
+    fresh = clock.fresh(cast(Member, SimpleNamespace(heard_ns=heard_ns)))
+    assert fresh is not None
+    return fresh.now(now_ns)
 
 
 @pytest.mark.parametrize("waited_s", [0, 3, 3600])
@@ -29,3 +34,17 @@ def test_an_empty_log_begins_at_the_wall_clock_however_long_its_member_waited_fo
 
 def test_a_log_goes_on_from_when_its_end_came() -> None:
     assert fresh_ms(1_000, 5 * SECOND, 12 * SECOND) == 8_000
+
+
+def test_no_clock_begins_while_nobody_can_tell_where_the_log_ends() -> None:
+    """Begun at a wall clock that had been set back, log time stood still for as long (seed 4340552)."""
+    newest: list[int | None] = [None]
+    clocks = Clocks()
+    clocks.wall_ns, clocks.monotonic_ns = (lambda: WALL), (lambda: 7 * SECOND)
+    nobody = cast(Any, None)
+    clock = LogClock(clocks, lambda member: newest[0], nobody, nobody, nobody)
+    member = member_of(Recorder())[0]
+    member.log_time, member.heard_ns = 40, 5 * SECOND
+    assert clock.of_own_entry(member, NOOP) == 40 and clock.now(member) == 40 and member.clock is None
+    newest[0] = end = 2 * WALL // 1_000_000
+    assert clock.now(member) == end + 2_000 and member.clock is not None

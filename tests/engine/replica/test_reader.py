@@ -148,7 +148,7 @@ def test_the_newest_time_counts_what_is_not_applied_and_says_nothing_of_what_can
     assert bench.reader.newest_time(bench.member) == 12
     cast(Any, bench.member.raft).log = RaftLog(runs=[(1, TERM)], last_index=4)
     bench.member.segments = []
-    assert bench.reader.newest_time(bench.member) == 9
+    assert bench.reader.newest_time(bench.member) is None
 
 
 async def test_bytes_are_read_from_memory_the_wal_and_a_generation_whose_homes_are_pinned_meanwhile() -> None:

@@ -185,3 +185,12 @@ def test_answers_of_one_section_are_taken() -> None:
     sections["answers"] = sections.pop("answers-0")
     machine.restore(sections)
     assert told("tallies", "count", bytes(16), by=5) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "reply", [b"", b"\xc0", b"\x92\x90\x01", b"\x91\xc0", b"\xff" * 4, b"\x92\xa4busy\xc0"], ids=repr
+)
+def test_what_is_no_answer_of_the_catalogue_is_said_so(reply: bytes) -> None:
+    """Any node may send one; a task that took it for a command's ended the node."""
+    with pytest.raises(LogyardError):
+        result_of(reply)

@@ -1,0 +1,42 @@
+"""Where nodes are reached: what is no address is neither stored nor dialled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from logyard.protocol.errors import BadRequest
+from logyard.service.catalog.places import Place, Places, address, decode, reachable
+
+WRONG = ["somehost", "somehost:", ":7000", "h:70000", "h:0", "h:-1", "h:x", "a..b:7000"]
+
+
+@pytest.mark.parametrize("text", WRONG)
+async def test_what_is_no_address_is_not_stored(text: str) -> None:
+    """It ended whoever heard of it, and each of their starts."""
+    rows: list[tuple[bytes, bytes]] = []
+    dialled: list[Any] = []
+
+    async def store(found: Any) -> None:
+        rows.extend(found)
+
+    network = SimpleNamespace(add_peer=lambda *what: dialled.append(what))
+    places = Places({}, cast(Any, network), store, lambda *_: None)
+    with pytest.raises(BadRequest, match="HOST:PORT"):
+        await places.meet(2, text, "c:1")
+    assert not rows and not dialled
+    await places.meet(2, "node-2:7000", "c:1")
+    assert dialled == [(2, ("node-2", 7000))] and decode(rows[0][1]) == {2: Place("node-2:7000", "c:1")}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("127.0.0.1:1", ("127.0.0.1", 1)), ("[::1]:65535", ("[::1]", 65535)), ("n:7", ("n", 7))]
+)
+def test_addresses(text: str, found: tuple[str, int]) -> None:
+    assert address(text) == found
+
+
+def test_what_an_older_program_stored_is_not_dialled() -> None:
+    assert reachable({1: Place("a:1", ""), 2: Place("b", "")}) == {1: ("a", 1)}
