@@ -20,6 +20,7 @@ from logyard.protocol.errors import BadRequest, Busy, Refused
 from .calls import CatalogCalls
 from .keeper import Keeper, catalog_of, nodes_of
 from .mover import UNDO
+from .places import address
 from .reconciler import shown
 
 OPERATORS: Mapping[str, Set[str]] = MappingProxyType(
@@ -77,6 +78,7 @@ class CatalogVerbs:
             raise Refused(f"{section} {change}: nodes do that by themselves")
         if change == "step" and values.get("step") != UNDO:
             raise Refused("a move is only given up by hand")
+        _check_addresses(values)
         return await self._calls.change(section, change, values)
 
     async def join(
@@ -84,6 +86,7 @@ class CatalogVerbs:
     ) -> dict[str, Any]:
         """Let an empty directory become a node: its number, and where the others are. The token proves that somebody
         invited it; only its hash is known here."""
+        _check_addresses({"peer": peer, "client": client})
         values = {"hash": hashlib.sha256(token).digest(), "directory": directory, "peer": peer, "client": client}
         number = await self._calls.change("nodes", "join", {**values, "zone": zone, "replaces": replaces})
         catalog = self._keeper.catalog
@@ -92,3 +95,10 @@ class CatalogVerbs:
             "node": number, "cluster": self._cluster,
             "nodes": [[other, row.peer, row.client] for other, row in rows if row.state != REMOVED and other != number],
         }  # fmt: skip
+
+
+def _check_addresses(values: Mapping[str, Any]) -> None:
+    """Raise `BadRequest` for addresses of a node that are none: all others would go by them."""
+    for key in ("peer", "client"):
+        if values.get(key):
+            address(str(values[key]))

@@ -9,6 +9,7 @@ import pytest
 
 from logyard.protocol.errors import BadRequest
 from logyard.service.catalog.places import Place, Places, address, decode, reachable
+from logyard.service.catalog.verbs import CatalogVerbs
 
 WRONG = ["somehost", "somehost:", ":7000", "h:70000", "h:0", "h:-1", "h:x", "a..b:7000"]
 
@@ -40,3 +41,25 @@ def test_addresses(text: str, found: tuple[str, int]) -> None:
 
 def test_what_an_older_program_stored_is_not_dialled() -> None:
     assert reachable({1: Place("a:1", ""), 2: Place("b", "")}) == {1: ("a", 1)}
+
+
+@pytest.mark.parametrize("key", ["peer", "client"])
+@pytest.mark.parametrize("text", WRONG)
+async def test_nobody_tells_the_catalogue_what_is_no_address(key: str, text: str) -> None:
+    told: list[Any] = []
+
+    async def change(*what: Any) -> int:
+        told.append(what)
+        return 4
+
+    nobody = cast(Any, None)
+    keeper = SimpleNamespace(catalog=None)
+    verbs = CatalogVerbs(1, "c", cast(Any, keeper), cast(Any, SimpleNamespace(change=change)), nobody)
+    values = {"peer": "n:1", "client": "n:2", key: text}
+    with pytest.raises(BadRequest, match="HOST:PORT"):
+        await verbs.change("nodes", "update", {"node": 2, **values})
+    with pytest.raises(BadRequest, match="HOST:PORT"):
+        await verbs.join(b"token", 1, values["peer"], values["client"], "", 0)
+    assert not told
+    await verbs.change("nodes", "update", {"node": 2, "zone": "a"})
+    assert (await verbs.join(b"token", 1, "n:1", "", "", 0))["node"] == 4 and len(told) == 2
