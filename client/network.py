@@ -320,9 +320,26 @@ class Network(AdminVerbs):
                 if name in named and self._link(self.routes.leader(name)) is not None:
                     self._tell(name, None)
             names = [name for name in names if name in self._wanted]
-        for name in names:
-            if name in unknown and all_answered:
+        unheard = [name for name in names if name in unknown] if all_answered else []
+        if unheard and not await self._hears_of_more():
+            for name in unheard:
                 self._tell(name, UnknownGroup(f"no group {name!r} on any node", retry="never"))
+
+    async def _hears_of_more(self) -> bool:
+        """Ask which nodes there are; return whether that is more, or elsewhere, than this client knew. Who is to say
+        that no node has a group has to ask those that came later as well."""
+        before = dict(self.routes.addresses)
+        for address in self._candidates():
+            deadline = self.clock() + LOCATE_S
+            try:
+                link = await self._ready(self._dial(0, address), deadline)
+                found, _ = await link.call("cluster", {}, deadline)
+            except LogyardError:
+                continue
+            if isinstance(found, dict):
+                self.routes.told(found.get("nodes"))
+                break
+        return self.routes.addresses != before
 
     def _tell(self, name: str, error: LogyardError | None) -> None:
         wanted = self._wanted.pop(name, None)

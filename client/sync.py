@@ -406,6 +406,23 @@ class Yard(AdminVerbs, TopicVerbs):
         with self._lock:
             return name in self._routes.compressed if name in self._routes.groups else None
 
+    def _hears_of_more(self, everyone: Sequence[tuple[str, int]], deadline: float) -> bool:
+        """Ask which nodes there are; return whether that is more, or elsewhere, than this client knew: those that came
+        later have to be asked as well."""
+        before = dict(self._routes.addresses)
+        for address in everyone:
+            try:
+                connection = self._take(address, deadline)
+            except LogyardError:
+                continue
+            answer = connection.call("cluster", {}, min(deadline, time.monotonic() + 2.0))
+            self._give(connection, answer.was_cut)
+            if answer.error is None and isinstance(answer.value, dict):
+                with self._lock:
+                    self._routes.told(answer.value.get("nodes"))
+                break
+        return self._routes.addresses != before
+
     def _everyone(self) -> list[tuple[str, int]]:
         with self._lock:
             return list(dict.fromkeys([*self._idle, *self._routes.addresses.values(), *self._routes.seeds]))
@@ -443,6 +460,6 @@ class Yard(AdminVerbs, TopicVerbs):
                 if leader in self._routes.addresses:
                     return uid, self._routes.addresses[leader]
             unknown += not answer.value
-        if unknown == len(everyone):
+        if unknown == len(everyone) and not self._hears_of_more(everyone, retry.deadline):
             raise UnknownGroup(f"no group {name!r} on any node", retry="never")
         raise NotLeader.told(f"{name}: no leader known")

@@ -12,27 +12,29 @@ import sys
 from logyard.protocol.errors import FormatNewer, GenerationUnfinished, PayloadError
 
 from .generation import Generation
+from .verify import DEADLY, is_passing
 from .writing import GenerationConfig
 
+_DAMAGED = 1
 _NEWER = 2
+_PASSING = 3
 
 
 def survives(path: str, number: int, timeout_s: float = 300.0) -> bool:
-    """Return whether a child process can read all of a generation. Rows that do not verify are no reason to say no:
-    they are typed errors."""
+    """Return whether a child process can read all of a generation, as far as that can be told now: one that was ended
+    from outside, took too long or found no memory says nothing against it, and who dies of it has it probed again.
+    Rows that do not verify are no reason to say no: they are typed errors."""
     command = [sys.executable, "-m", "logyard.payloads.probe", path, str(number)]
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s).returncode in (
-            0,
-            _NEWER,
-        )
-    except subprocess.TimeoutExpired:
-        return False
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s).returncode
+    except (subprocess.TimeoutExpired, OSError):
+        return True
+    return code != _DAMAGED and code not in DEADLY
 
 
 def main(arguments: list[str]) -> int:
-    """Return 0 when every page could be read; 2 for a newer format, which is for `open` to refuse and not for us to
-    judge."""
+    """Return 0 when every page could be read, 1 for damage; 2 for a newer format, which is for `open` to refuse and not
+    for us to judge, 3 for what is not the file's fault."""
     generation = Generation(arguments[0], int(arguments[1]), GenerationConfig())
     try:
         generation.open_reader()
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
         return 0  # Nothing was ever stored there; whoever creates it anew replaces it.
     except PayloadError as error:
         print(error, file=sys.stderr)
-        return 1
+        return _PASSING if is_passing(error) else _DAMAGED
     generation.close()
     return 0
 

@@ -71,7 +71,7 @@ def verify(path: str, number: int, runs: Iterable[int]) -> Verified:
     except (FormatNewer, GenerationUnfinished):
         return Verified([])
     except PayloadError as error:
-        if _passes(error):
+        if is_passing(error):
             raise
         return Verified([], str(error))
     finally:
@@ -87,7 +87,7 @@ def verify(path: str, number: int, runs: Iterable[int]) -> Verified:
     return Verified(sorted(bad))
 
 
-def _passes(error: PayloadError) -> bool:
+def is_passing(error: PayloadError) -> bool:
     """Return whether it is the process or the machine that lacks something, and not the file."""
     cause = error.__cause__
     code = getattr(cause, "errno", None) or getattr(cause, "code", 0)

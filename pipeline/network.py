@@ -26,7 +26,7 @@ from logyard.client.scans import Changed, LogRow, Outcome, Scan, changed_call, l
 from logyard.client.session import backoff, parse_address
 from logyard.client.sync import Yard, connect_sync
 from logyard.client.sync_link import Connection
-from logyard.protocol.errors import LogyardError, OutOfRange, UnknownGroup
+from logyard.protocol.errors import Busy, LogyardError, OutOfRange, UnknownGroup
 from logyard.protocol.tls import client_context
 from logyard.protocol.verbs import LOG_ROWS, RANGES_MAX
 
@@ -58,6 +58,8 @@ SILENT_S = 10.0
 """Who did not answer is not asked again for so long, while there is somebody else."""
 REACH_S = 10.0
 """A source that is kept looks so often whether the cluster has other nodes now."""
+FAR = 1 << 53
+"""A time, in ms, that no record has: the offset of it is where a copy ends."""
 
 
 class Silent:
@@ -340,15 +342,22 @@ class NetworkSource:
             for name, stamp in times.items()
         )
         while queue:
-            asked = self._front(queue)
-            call = seek_call(asked[0].nodes, [(one.name, one.uid, max(0, one.next)) for one in asked])
+            asked = self._front(queue, RANGES_MAX // 2)
+            times_asked = [(one.name, one.uid, max(0, one.next)) for one in asked]
+            ends_asked = [(one.name, one.uid, FAR) for one in asked]
+            call = seek_call(asked[0].nodes, times_asked + ends_asked)
             answers: list[int | LogyardError] = self.yard.run(call, self._timeout_s)
-            for one, answer in zip(asked, answers, strict=True):
-                if isinstance(answer, int):
-                    found[one.name] = answer
-                else:
-                    self._elsewhere(one, answer, asked[0].nodes[0])
-                    queue.append(one)
+            for one, answer, end in zip(asked, answers[: len(asked)], answers[len(asked) :], strict=True):
+                if isinstance(answer, int) and isinstance(end, int):
+                    if answer < end or end >= known[one.name].end:
+                        found[one.name] = answer
+                        continue
+                    # Of a time that its copy has not come to yet it knows only where that ends.
+                    answer = Busy(f"the newest records of {one.name!r} on node {asked[0].nodes[0]}", 0.05)
+                refusal = answer if isinstance(answer, LogyardError) else end
+                assert isinstance(refusal, LogyardError), "one of both is"
+                self._elsewhere(one, refusal, asked[0].nodes[0])
+                queue.append(one)
         return found
 
     def read(self, wanted: Sequence[Wanted], reading: Reading) -> Iterator[pyarrow.RecordBatch]:
@@ -474,6 +483,10 @@ class NetworkSource:
         range as lost."""
         self._elsewhere(one, error, node)
         if one.unknown.issuperset(self.yard.nodes()):
+            # They said so at moments of their own, and others may have it by now.
+            if not self._is_gone_now(one):
+                one.unknown.clear()
+                return
             if not reading.gaps:
                 raise DataLoss(
                     f"log {one.name!r}: it was deleted before records {one.next}..{one.end - 1} were read; set "
@@ -484,6 +497,12 @@ class NetworkSource:
                 )
             yield self._gap(one, one.end - one.next, reading)
             one.go_on(one.end, time.monotonic())
+
+    def _is_gone_now(self, one: Pending) -> bool:
+        try:
+            return self.is_gone(one.name, one.uid)
+        except LogyardError:
+            return False
 
     def _elsewhere(self, one: Pending, error: LogyardError, node: int) -> None:
         """Ask the next node; after a round without any help wait a little. Raises when that took too long."""
@@ -527,11 +546,11 @@ class NetworkSource:
         assert error is not None
         raise self._failure(one, error) from error
 
-    def _front(self, queue: deque[Pending]) -> list[Pending]:
+    def _front(self, queue: deque[Pending], most: int = RANGES_MAX) -> list[Pending]:
         """Return the next ranges that have the same best node."""
         node = queue[0].nodes[0]
         count = 0
-        for one in islice(queue, RANGES_MAX):
+        for one in islice(queue, most):
             if one.nodes[0] != node:
                 break
             count += 1

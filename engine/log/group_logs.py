@@ -11,7 +11,7 @@ from functools import partial
 
 import trio
 
-from logyard.protocol.errors import NoSpace
+from logyard.protocol.errors import Busy, Corrupt, NoSpace
 
 from ..entry import Entry
 from ..replica.member import Member
@@ -147,4 +147,8 @@ class GroupLogs:
         self._segment_writer.forget(old)
         self._meta_batch.forget(old)
         self._segments.take_over(old, member)
-        self._accounting.recount(member)
+        try:
+            self._accounting.recount(member)
+        except (Busy, Corrupt) as error:
+            # It stands in the old one's place by now, and is mended by what counting meets.
+            self._accounting.count_later(member, error)

@@ -109,6 +109,10 @@ class LivenessAccounting:
             if file is not None:
                 file.remove(member.uid)
 
+    def count_later(self, member: Member, error: LogyardError) -> None:
+        """Count a member's shares anew when that can be done: damage has the member mended."""
+        self._uncounted(member, _retry_after(error))
+
     def recount(self, member: Member) -> None:
         """Book the shares of a member that was made anew, or that are not known. Raises `Corrupt`; with `Busy` nothing
         changed."""

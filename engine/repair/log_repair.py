@@ -27,6 +27,7 @@ import trio
 from logyard.protocol.errors import Busy, Corrupt, LogyardError, NoSpace
 from logyard.protocol.pending import PendingReply
 
+from ..disk.door import is_short
 from ..entry import Entry
 from ..log import checkpoint_rows as rows
 from ..log import meta_rows
@@ -37,6 +38,7 @@ from ..raft.mending import Mend
 from ..raft.quorum import has_quorum
 from ..raft.state import LEADER
 from ..recovery.damage import Damaged, blank, configuration_of, judge
+from ..replica.apply import NotRestored
 from ..replica.member import RUNNING, STOPPED, Member
 from ..snapshot.format import Snapshot
 from ..transport.blobs import MEND_ASK, MEND_TURN, SendBlob
@@ -45,6 +47,10 @@ from ..types import Spec
 log = logging.getLogger(__name__)
 
 SCAN_ENTRIES = 256
+PASSING = (NotRestored, NoSpace, Busy, MemoryError)
+"""What says nothing of a group's records."""
+AGAIN_S = 1.0
+"""A member that can't be made anew for want of something is tried again after so long."""
 ROUNDS = 1 << 16
 """Damages that one life of a node can number."""
 
@@ -184,7 +190,9 @@ class LogRepair:
 
     def unfit(self, spec: Spec, row: meta_rows.SnapshotRow | None, error: Exception) -> Damaged:
         """Judge a group whose records make no member. Where it is the snapshot that can't be read, the rest is
-        whole."""
+        whole. Raises what says nothing of its records: then the node does not start, and nothing is given up."""
+        if isinstance(error, PASSING):
+            raise error
         reason = f"its records do not fit together: {type(error).__name__}: {error}"
         try:
             if row is not None:
@@ -231,7 +239,7 @@ class LogRepair:
                 mend = Mend(self.new_round(), damaged.terms)
                 member = self._host.build(spec, state, snapshot, recovered, mend)
                 return self._settle(member, damaged, [])
-            except (NoSpace, Busy):
+            except PASSING:
                 # Nothing is wrong with what was kept.
                 raise
             except Exception as error:  # as above
@@ -303,16 +311,21 @@ class LogRepair:
 
     def revive(self, spec: Spec, error: Exception) -> Member:
         """Return the member of a hibernating group whose rows do not make one. BLOCKING, a commit of the meta store."""
-        state = self._stored_state(spec.uid)
         reason = f"its rows do not fit together: {type(error).__name__}: {error}"
+        if isinstance(error, (*PASSING, OSError)):
+            return self._stopped(spec, str(error) or reason)
+        state = self._stored_state(spec.uid)
         damaged = Damaged(reason, state is None, self._storage.restart(spec.uid), True)
         try:
             return self.build(spec, damaged, state, None, Recovered())
         except LogyardError as error:
-            # Nothing of it is stored, so the next start, or whoever finds room, has what there is.
-            member = self._host.build(spec, None, None, Recovered())
-            stop(member, f"{reason}; and it can't be mended now: {error}")
-            return member
+            return self._stopped(spec, f"{reason}; and it can't be mended now: {error}")
+
+    def _stopped(self, spec: Spec, reason: str) -> Member:
+        """Return a member that takes no part. Nothing of it is stored, so the next start has what there is."""
+        member = self._host.build(spec, None, None, Recovered())
+        stop(member, reason)
+        return member
 
     # While running
 
@@ -331,7 +344,16 @@ class LogRepair:
     async def _rebuild(self, old: Member, reason: str) -> None:
         """Make a new member, which is mended by the others, of what is certain of a stopped one."""
         try:
-            await self._rebuild_alone(old, reason)
+            while True:
+                try:
+                    await self._rebuild_alone(old, reason)
+                    return
+                except (NoSpace, Busy) as error:
+                    if self._members.get(old.uid) is not old:
+                        raise
+                    old.explain(f"{reason}; and it can't be mended now: {type(error).__name__}: {error}")
+                    log.warning("group %s: %s", old.spec.name, old.reason)
+                await trio.sleep(AGAIN_S)
         except Exception as error:
             # Of this group alone (law 7): it stays stopped until the next start.
             old.explain(f"{reason}; and it can't be mended now: {type(error).__name__}: {error}")
@@ -381,18 +403,23 @@ class LogRepair:
             row = meta_batch.snapshot(uid)
             meta_batch.load_snapshot(row)
             return row
+        except Busy:
+            raise
         except LogyardError:
             return None
 
     def _good_through(self, member: Member) -> int:
-        """Return the last entry up to which all of the log that is in segments can be read."""
+        """Return the last entry up to which all of the log that is in segments can be read. Raises `Busy`."""
         reader = self._reader
         index = member.raft.log.snapshot_index + 1
         step = SCAN_ENTRIES
         while index <= member.flushed:
             try:
                 entries = reader.stored_entries(member, index, min(member.flushed, index + step - 1))
-            except (LogyardError, OSError):
+            except (LogyardError, OSError) as error:
+                if isinstance(error, Busy) or is_short(error):
+                    # The rest may be as good as what was read.
+                    raise Busy("the node's file descriptors or memory", AGAIN_S) from error
                 if step == 1:
                     return index - 1
                 step = 1

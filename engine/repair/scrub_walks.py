@@ -299,8 +299,7 @@ class SegmentWalk:
                 await self._hurt(number, None, "it is gone")
             return
         except (OSError, LogyardError) as error:
-            if isinstance(error, OSError) and not is_damage(error):
-                raise
+            _check_damage(error)
             await self._hurt(number, None, str(error))
             return
         try:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import SYSTEM
 
 from ..entry import Entry, Frame, frames_of, records_in, system_command, timestamp_of, units_of
@@ -37,6 +38,16 @@ from .uploads import Uploads
 log = logging.getLogger(__name__)
 
 REPLICATED = (Timer, Append, Monitor)
+
+
+class NotRestored(LogyardError):
+    """A machine raised over a snapshot that is whole: nothing is wrong with what is stored, and none is given up."""
+
+    def __init__(self, name: str, machine: str, index: int, error: Exception) -> None:
+        super().__init__(
+            f"group {name!r}: its machine {machine!r} can't be restored from its snapshot at {index}: "
+            f"{type(error).__name__}: {error}; nothing of it was changed: start again, with a program that can"
+        )
 
 
 class UnknownVersion(Exception):

@@ -25,7 +25,7 @@ from ..snapshot import format as snapshot_format
 from ..snapshot.format import Snapshot
 from ..types import Spec
 from . import snapshot_sections
-from .apply import UnknownVersion
+from .apply import NotRestored, UnknownVersion
 from .log_clock import Clocks
 from .member import STOPPED, Halt, Member
 from .proposals import Admission
@@ -115,7 +115,7 @@ class Builder:
         mend: Mend | None = None,
     ) -> Member:
         """Return the member of a checkpoint, a snapshot and what the WAL says on top; with `mend`, one that lost what
-        came after that. Raises `Corrupt` when they leave a gap."""
+        came after that. Raises `Corrupt` when they leave a gap, and `NotRestored`."""
         now = self._clocks.monotonic_ns()
         snapshot = self._load(snapshot_row) if snapshot_row else None
         image = rebuild(spec, state, snapshot, recovered, self._departed(spec.uid), mend is not None)
@@ -134,7 +134,12 @@ class Builder:
             member.need_log_above(image.compactable)
             try:
                 liveness = self._store.decode_liveness(snapshot.live)
-                snapshot_sections.restore_member(member, snapshot, liveness, now)
+                try:
+                    snapshot_sections.restore_member(member, snapshot, liveness, now)
+                except UnknownVersion:
+                    raise
+                except Exception as error:
+                    raise NotRestored(spec.name, spec.machine, snapshot.index, error) from error
             except UnknownVersion as error:
                 reason = f"its snapshot at {snapshot.index} {error}"
                 member.suspend(Halt(snapshot.index, 0, 0, -1, reason, error.version))

@@ -7,6 +7,7 @@ Only applied records are visible, so only committed ones. Every answer is built 
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -343,10 +344,10 @@ def offset_at(payloads: Payloads, member: Member, machine: AppendLog, stamp: int
     places += ((offset, Position(index, 0)) for offset, index in machine.anchors if offset > machine.start)
 
     def time_of(place: tuple[int, Position]) -> int:
-        index = place[1].index
-        for located in payloads.payload_entries(member, index, min(index + 1, member.raft.applied)):
+        # Of an entry of which nothing lives there may be nothing left: the next one that is there is no earlier.
+        for located in payloads.payload_entries(member, place[1].index, member.raft.applied):
             return timestamp_of(located.data)
-        return -1
+        return sys.maxsize
 
     last = max(0, bisect_left(places, stamp, key=time_of) - 1)
     walk = Walk(payloads, member, machine, machine.start, places[last])

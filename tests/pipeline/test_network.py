@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +19,11 @@ from logyard.pipeline import network
 from logyard.pipeline.datasource import plan
 from logyard.pipeline.errors import DataLoss
 from logyard.pipeline.log_table import LogTable
-from logyard.pipeline.network import NetworkSource, preferred
+from logyard.pipeline.network import NetworkSource, Pending, preferred
 from logyard.pipeline.opening import open_source
 from logyard.pipeline.options import parse_options
-from logyard.pipeline.sources import Reading
-from logyard.protocol.errors import LogyardError, UnknownGroup
+from logyard.pipeline.sources import LogInfo, Reading
+from logyard.protocol.errors import Busy, LogyardError, UnknownGroup
 from logyard.service.local_cluster import LocalCluster
 
 from .support import fill, reach, read, whole
@@ -334,3 +336,50 @@ def test_a_cluster_under_tls(tmp_path_factory: pytest.TempPathFactory) -> None:
         ((one,),) = plan(options)
         with closing(open_source(options)) as source:
             assert sum(batch.num_rows for batch in source.read([one], options.reading)) == 10
+
+
+class Answers:
+    """A yard of three nodes. `ends`: where each one's copy of a log ends, the first of the nodes refuses `refusals`
+    times."""
+
+    def __init__(self, ends: dict[int, int], refusals: int = 0) -> None:
+        self.ends = ends
+        self.refusals = refusals
+        self.asked: list[int] = []
+
+    def nodes(self) -> list[int]:
+        return sorted(self.ends)
+
+    def run(self, call: Any, timeout: float) -> list[int | LogyardError]:
+        node = call.nodes[0]
+        self.asked.append(node)
+        if node == min(self.ends) and self.refusals:
+            self.refusals -= 1
+            return [Busy("a moment", 0.01)] * 2
+        return [self.ends[node]] * 2
+
+    def locate(self, name: str) -> dict[str, Any]:
+        return {"uid": 9}
+
+
+def with_answers(yard: Answers, monkeypatch: pytest.MonkeyPatch) -> NetworkSource:
+    source = NetworkSource(["h:1"])
+    monkeypatch.setattr(source, "_yard", yard)
+    info = LogInfo("log", 9, 0, 1000, 0, 1, (1, 2, 3))
+    monkeypatch.setattr(source, "logs", lambda names=None, pattern=None: [info])
+    return source
+
+
+def test_an_end_by_time_is_not_where_the_copy_of_one_that_is_behind_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    yard = Answers({1: 1000, 2: 500, 3: 500}, refusals=1)
+    assert with_answers(yard, monkeypatch).offsets_at({"log": 1 << 50}) == {"log": 1000}
+    assert yard.asked[0] == yard.asked[-1] == 1 and len(yard.asked) > 2
+
+
+def test_a_log_that_nodes_did_not_have_at_moments_of_their_own_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = with_answers(Answers({1: 0, 2: 0, 3: 0}), monkeypatch)
+    one = Pending("log", 9, 100, 1000, [1, 2, 3], time.monotonic())
+    reading: Any = SimpleNamespace(gaps=True, payloads=False)
+    for node in (1, 2, 3):
+        assert not list(source._missing(one, UnknownGroup("no"), node, reading))
+    assert one.next == 100 and not one.unknown

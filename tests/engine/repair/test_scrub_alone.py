@@ -25,7 +25,7 @@ from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.membership import Configuration
 from logyard.engine.repair import scrub, scrub_walks
 from logyard.engine.repair.scrub import ASK_S, GIVE_WAY_MAX_S, KINDS, LEADER_S, REPAIR_S, Findings, Repairs, Scrub
-from logyard.protocol.errors import Corrupt
+from logyard.protocol.errors import Busy, Corrupt
 
 from ..log.model import command, open_wal
 
@@ -658,3 +658,20 @@ async def test_a_snapshot_that_can_not_be_loaded_is_renewed_unless_a_newer_one_c
     await scrub_walks.SnapshotWalk(books, groups, rig.findings.read, rig.repairs).run()
     assert rig.asked == ([("renew", UID)] if bad else [])
     assert rig.findings.counts["snapshot"]["bytes"] == (5 if bad else 8)
+
+
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EIO], ids=["memory", "damage"])
+async def test_a_want_of_memory_loses_no_segment(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, segments, _ = stored(tmp_path)
+
+    def read(self: Disk, fd: int, length: int, offset: int) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Disk, "read", read)
+    if code == errno.ENOMEM:
+        with pytest.raises(Busy):
+            await segment_pass(rig, segments)
+        assert not rig.findings.named and not rig.waiting
+    else:
+        await segment_pass(rig, segments)
+        assert rig.findings.named

@@ -7,9 +7,11 @@ import trio
 import trio.testing
 
 from logyard.machines.log import AppendLog
+from logyard.machines.log.command import KEYED
 from logyard.machines.queue import Queue
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import Busy, Corrupt, Gone, OutOfRange, WrongKind
+from logyard.protocol.frame import encode_frame
 from logyard.protocol.records import Page
 from logyard.service.log.reader import LogReader, append_log
 
@@ -126,3 +128,20 @@ def test_the_first_offset_of_a_time() -> None:
 def test_another_kind_of_group_is_no_log() -> None:
     with pytest.raises(WrongKind):
         append_log(Group(Queue()).member)
+
+
+def test_the_first_offset_of_a_time_where_entries_of_which_nothing_lives_are_gone() -> None:
+    """A keyed log that was compacted: what lived in front of them was passed over."""
+    rig = Group(AppendLog(start=0, keyed=True))
+    reader = LogReader(7, rig, rig.stretch, rig.found)
+    for number in range(1, 10):
+        # a, b and c once, then z again and again, which lets the one before go.
+        key = {1: b"a", 2: b"b", 3: b"c"}.get(number, b"z")
+        frame = encode_frame([(b"m", b"v")], command=bytes([KEYED]) + key)
+        rig.apply(memoryview(b"".join(frame)), stamp=10 * number)
+    rig.machine.anchors = [(number, number + 1) for number in range(9)]
+    before = [reader.offset_since(rig.member, stamp) for stamp in (10, 20, 30)]
+    assert before == [0, 1, 2]
+    # A generation was rewritten, or a file was migrated.
+    rig.lost = {4, 5, 6, 7, 8}
+    assert [reader.offset_since(rig.member, stamp) for stamp in (10, 20, 30)] == before

@@ -1,0 +1,52 @@
+"""Who is to say that no node has a group has to ask those that came later as well."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from logyard.client.network import Network
+from logyard.protocol.errors import UnknownGroup
+
+OLD = {1: "a:1", 2: "b:1", 3: "c:1"}
+
+
+class Net(Network):
+    """A client of nodes 1 to 3, of which none has the group; `there`: whom a node names when it is asked."""
+
+    def __init__(self, there: dict[int, str]) -> None:
+        nobody = cast(Any, None)
+        super().__init__(["a:1"], nobody, timeout=5.0, retry=True, window_bytes=1 << 20)
+        self.routes.told(OLD)
+        self.there = there
+        self.asked: list[str] = []
+
+    async def _locate(self, address: tuple[str, int], names: list[str]) -> list[Any] | None:
+        self.asked.append(address[0])
+        return []
+
+    async def _ready(self, link: Any, deadline: float) -> Any:
+        async def call(verb: str, values: Any, deadline: float) -> tuple[Any, bool]:
+            assert verb == "cluster"
+            return {"nodes": self.there}, False
+
+        return SimpleNamespace(call=call)
+
+    def _dial(self, *_: Any) -> Any:
+        return None
+
+
+async def test_nodes_that_came_later_are_asked_before_a_group_is_unknown() -> None:
+    net = Net({**OLD, 4: "d:1"})
+    wanted = net._want("_groups.0")
+    await net._locate_round()
+    assert wanted.error is None, "the fourth was not asked yet"
+    await net._locate_round()
+    assert "d" in net.asked and isinstance(wanted.error, UnknownGroup)
+
+
+async def test_a_group_that_no_node_has_is_unknown() -> None:
+    net = Net(OLD)
+    wanted = net._want("_groups.0")
+    await net._locate_round()
+    assert isinstance(wanted.error, UnknownGroup)
