@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import trio
 
-from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError
+from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError, PayloadCorrupt
 
 from ..entry import Entry, Unit, timestamp_of, unit_hash, units_of
 from ..log.ring import RingReader
@@ -140,8 +140,17 @@ class Reader:
             near = min(last, index + SCAN_ENTRIES - 1)
             if home is not None:
                 stop = min(near, home.last)
-                for stored in store.scan(member.uid, index, stop):
-                    yield Located(stored.index, stored.term, stored.data, None, home)
+                try:
+                    for stored in store.scan(member.uid, index, stop):
+                        yield Located(stored.index, stored.term, stored.data, None, home)
+                except PayloadCorrupt as error:
+                    damaged = error.index
+                    known = error.uid == member.uid and index <= damaged <= stop
+                    if not known or member.liveness.live_within((damaged, 0), (damaged + 1, 0)):
+                        raise
+                    # Nobody has what does not live any more, and nobody needs it.
+                    index = damaged + 1
+                    continue
                 index = stop + 1
                 continue
             later = [home.first for home in store.homes(member.uid) if home.first > index]

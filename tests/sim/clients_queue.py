@@ -155,6 +155,9 @@ class Consumer(Client):
             self.inbox.lost = False
             self.heard = work.loop.now
             self._command(qw.resend_command(self.inbox.next))
+            if self.todo and not self.full:
+                # What came while all its frames were under way, and was the last that it has credit for.
+                self._settle()
 
     def began(self) -> None:
         self.inbox, self.dropped, self.todo = qw.Inbox(), 0, {}
@@ -234,11 +237,14 @@ class Consumer(Client):
             what = 1 if dice < REQUEUED else 2 if dice < REQUEUED + REJECTED else 0
             self.todo.setdefault(what, []).append((message.tag, message.id))
         if messages and not self.full:
-            todo, self.todo = self.todo, {}
-            for what, held in todo.items():
-                # Fewer than a command may have ranges.
-                ((command, _),) = qw.settle_commands(what, [(tag, tag) for tag, _ in held])
-                self._command(command, (what, [number for _, number in held]))
+            self._settle()
+
+    def _settle(self) -> None:
+        todo, self.todo = self.todo, {}
+        for what, held in todo.items():
+            # Fewer than a command may have ranges.
+            ((command, _),) = qw.settle_commands(what, [(tag, tag) for tag, _ in held])
+            self._command(command, (what, [number for _, number in held]))
 
     def answered(self, frame: Frame, data: bytes) -> None:
         if frame.what is not None:

@@ -16,7 +16,7 @@ from logyard.engine.raft.raft_log import RaftLog
 from logyard.engine.replica import reader
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import THREAD_BYTES, Located, Reader, Wanted
-from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError
+from logyard.protocol.errors import Busy, Corrupt, Gone, LogyardError, PayloadCorrupt
 from logyard.protocol.frame import encode_frame
 
 from .doubles import TERM, UID, Recorder, member_of
@@ -136,6 +136,26 @@ def test_payloads_are_met_in_order_wherever_they_are() -> None:
     assert bench.found(0, 3) == [(1, 40), (2, 40), (3, 0)] and bench.found(10, 11) == [(10, 42), (11, 0)]
     bench.member.segments = []
     assert bench.found(1, 7) == [(1, 40), (2, 40), (4, 41), (6, 0), (7, 0)], "what was given back is a hole"
+
+
+def test_a_damaged_row_of_what_does_not_live_is_passed_over() -> None:
+    """No peer gives it, so a log could not be read any more (seed 4352610)."""
+    bench = Bench(count=8, memory=1)
+    bench.homes_ = [Home(1, 4, 40), Home(5, 8, 41)]
+    rotten = {2, 4, 5}
+
+    def scan(uid: int, first: int, last: int) -> Iterator[Any]:
+        for index in range(first, last + 1):
+            if index in rotten:
+                raise PayloadCorrupt("a generation", f"entry {index}", 1, 2, uid, index)
+            yield SimpleNamespace(index=index, term=TERM, data=bench.entries[index].data)
+
+    bench.scan = scan  # type: ignore[method-assign]
+    assert bench.found(1, 8) == [(1, 40), (3, 40), (6, 41), (7, 41), (8, 41)]
+    cast(Any, bench.member.liveness).places = {(5, 0)}
+    with pytest.raises(PayloadCorrupt):
+        bench.found(1, 8)
+    assert bench.found(1, 4) == [(1, 40), (3, 40)]
 
 
 def test_the_newest_time_counts_what_is_not_applied_and_says_nothing_of_what_cannot_be_read() -> None:
