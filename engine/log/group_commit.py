@@ -78,6 +78,8 @@ class GroupCommit:
         self.writing_bytes = 0
         # So many of the first items came back from a full disk; those handed over behind them belong next.
         self._back = 0
+        # Replicas that went while a write was under way.
+        self._gone: set[int] = set()
         self._alone = False
         self.sync_seconds = self.pace_seconds = 0.001
         self.sync_seconds_max = 0.0
@@ -121,6 +123,9 @@ class GroupCommit:
         """Drop what is queued of a replica that is gone: it is never written, as a new one's records must not come
         before it."""
         kept = []
+        if self._sizes:
+            # What is with the thread may come back, where it finds no room.
+            self._gone.add(uid)
         self._back = sum(item.uid != uid for item in self.items[: self._back])
         for item in self.items:
             if item.uid != uid:
@@ -192,9 +197,11 @@ class GroupCommit:
     def _hold(self, items: Sequence[WalItem], error: NoSpace) -> None:
         """Hold what was not written at the head of the line: nobody was told anything of it."""
         done = self.wal.written(items) if items else 0
-        self.items[self._back : self._back] = items[done:]
-        self._back += len(items) - done
-        self.bytes += sum(len(entry.data) + entry.body_bytes for item in items[done:] for entry in item.entries)
+        rest = [item for item in items[done:] if item.uid not in self._gone]
+        self.metadata_bytes -= sum(metadata_bytes(item.entries) for item in items[done:] if item.uid in self._gone)
+        self.items[self._back : self._back] = rest
+        self._back += len(rest)
+        self.bytes += sum(len(entry.data) + entry.body_bytes for item in rest for entry in item.entries)
         self.held = True
         self.sealed = False
         if len(self._sizes) <= 1:
@@ -352,6 +359,7 @@ class GroupCommit:
             self.kick()
             return
         self._begun = 0.0
+        self._gone.clear()
         if self._idle:
             self._idle.pop(0)()
         else:

@@ -15,6 +15,7 @@ from logyard.engine.entry import COMMANDS, Entry
 from logyard.engine.log import group_commit as durability_module
 from logyard.engine.log.group_commit import MIXED_BYTES, SMALL_BYTES, GroupCommit
 from logyard.engine.log.wal import Wal, WalItem
+from logyard.protocol.errors import NoSpace
 
 from ..host.cluster import cluster, until
 
@@ -173,3 +174,41 @@ async def test_a_wal_that_stops_ends_its_thread(tmp_path: Path) -> None:
         assert c.system(1).storage.group_commit.error is None
     assert threads() == before
     group_commit().stop()
+
+
+def test_what_comes_back_of_a_full_disk_has_nothing_of_who_went_meanwhile() -> None:
+    """A new replica's records must not come before an old one's."""
+
+    class FullWal:
+        """A log that has no room, and then has."""
+
+        position = (1, 0)
+
+        def __init__(self) -> None:
+            self.full = True
+            self.got: list[int] = []
+
+        def write(self, items: Sequence[WalItem]) -> None:
+            if self.full:
+                raise NoSpace("full")
+            self.got += [found.uid for found in items]
+
+        def written(self, items: Sequence[WalItem]) -> int:
+            return 0
+
+    wal = FullWal()
+    nobody = cast(Any, lambda *_: None)
+    one = GroupCommit(cast(Any, wal), nobody, nobody, nobody, nobody, MIB)
+    for found in (item(7, 1, 100), item(8, 1, 100)):
+        one.add(found)
+    items, size = one._take()
+    one.bytes -= size
+    one.writing_bytes += size
+    one._sizes.append(size)
+    kept = one.metadata_bytes
+    one.drop(7)
+    one._finished(items, size, None, NoSpace("full"))
+    assert [found.uid for found in one.items] == [8] and one.metadata_bytes == kept / 2 and not one._gone
+    wal.full = False
+    one.resume()
+    assert wal.got == [8] and not one.bytes
