@@ -142,6 +142,10 @@ class GroupLogs:
             wal.current: wal.current_entries
         }
 
+    def stored_through(self, member: Member) -> int:
+        """Return up to which entry a log is in segments that are stored as such."""
+        return self._segments.stored_through(member)
+
     def take_over(self, old: Member, member: Member) -> None:
         """Put a member made anew, with less in segments, in an old one's place."""
         self._segment_writer.forget(old)

@@ -93,6 +93,10 @@ class Storage(Protocol):
         """Put a member made anew, with less in segments, in an old one's place."""
         ...
 
+    def stored_through(self, member: Member) -> int:
+        """Return up to which entry a log is in segments that are stored as such."""
+        ...
+
 
 class Reader(Protocol):
     """What log repair needs of the reader."""
@@ -413,9 +417,11 @@ class LogRepair:
         reader = self._reader
         index = member.raft.log.snapshot_index + 1
         step = SCAN_ENTRIES
-        while index <= member.flushed:
+        # What a segment has that no commit stored goes with it at a start.
+        end = self._storage.stored_through(member)
+        while index <= end:
             try:
-                entries = reader.stored_entries(member, index, min(member.flushed, index + step - 1))
+                entries = reader.stored_entries(member, index, min(end, index + step - 1))
             except (LogyardError, OSError) as error:
                 if isinstance(error, Busy) or is_short(error):
                     # The rest may be as good as what was read.

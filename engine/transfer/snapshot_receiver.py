@@ -220,6 +220,9 @@ class SnapshotReceiver:
         member.raise_floor(intent.release)
         encoded = Encoded(offer.data, {}, manifest.chunks, len(offer.data) + manifest.chunk_bytes)
         await self._checkpoints.store_installed(member, snapshot, encoded)
+        if self._members.get(uid) is not member:
+            # It fell asleep, or another one was made: what that has, and said, is not this one's to start over.
+            raise LogyardError(f"group {uid:016x} has another member on this node by now")
         # Its row went in the same commit.
         self._chunks.installed(uid)
         # What the core has to hand out comes first: entries of before and after must not meet in one `Ready`.

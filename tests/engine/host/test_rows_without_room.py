@@ -427,3 +427,26 @@ async def test_a_node_that_is_forgotten_stays_so(tmp_path: Path) -> None:
         system.incarnation.acquaintances.fresh.add(3)
         assert await system.host.decommission.forget_node(3)
         assert system.storage.meta_batch.meta.get(meta_rows.peer_key(3)) is None
+
+
+async def test_a_member_that_is_made_anew_keeps_nothing_of_a_segment_that_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a start the segment is written once more, without the group, whose records in the WAL are void."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        await c.fill(1, 6, SIZE)
+        await stable(c, 3)
+        flushed = meta_rows.file_key("flushed", 0)
+        refusing = Refusing(monkeypatch, lambda key: key == flushed, 1 << 30, meta_of(c, 3))
+        with pytest.raises(NoSpace):
+            await c.roll(3)
+        await made_anew(c, 3)
+        await stable(c, 3)
+        last = c.member(3).raft.log.stable
+        c.partition(3)
+        refusing.left = 0
+        await c.restart(3)
+        again, reader = c.member(3), c.system(3).replicas.reader
+        entries = reader.log_entries(again, again.raft.log.first_index, last, 1 << 30)
+        assert entries[-1].index == last

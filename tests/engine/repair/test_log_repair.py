@@ -145,6 +145,9 @@ class Rig:
     def restart(self, uid: int) -> int:
         return THROUGH
 
+    def stored_through(self, member: Member) -> int:
+        return member.flushed
+
     def take_over(self, old: Member, member: Member) -> None:
         self.events.append("taken over")
 
