@@ -41,7 +41,7 @@ REPLICATED = (Timer, Append, Monitor)
 
 
 class NotRestored(LogyardError):
-    """A machine raised over a snapshot that is whole: nothing is wrong with what is stored, and none is given up."""
+    """A machine found no memory for its snapshot: nothing is wrong with what is stored, and none is given up."""
 
     def __init__(self, name: str, machine: str, index: int, error: Exception) -> None:
         super().__init__(

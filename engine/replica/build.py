@@ -136,9 +136,8 @@ class Builder:
                 liveness = self._store.decode_liveness(snapshot.live)
                 try:
                     snapshot_sections.restore_member(member, snapshot, liveness, now)
-                except UnknownVersion:
-                    raise
-                except Exception as error:
+                except MemoryError as error:
+                    # Anything else may be what senseless content provokes, of which another member has a better copy.
                     raise NotRestored(spec.name, spec.machine, snapshot.index, error) from error
             except UnknownVersion as error:
                 reason = f"its snapshot at {snapshot.index} {error}"
