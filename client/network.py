@@ -338,8 +338,8 @@ class Network(AdminVerbs):
                 continue
             if isinstance(found, dict):
                 self.routes.told(found.get("nodes"))
-                break
-        return self.routes.addresses != before
+                return self.routes.addresses != before
+        return False
 
     def _tell(self, name: str, error: LogyardError | None) -> None:
         wanted = self._wanted.pop(name, None)

@@ -409,7 +409,8 @@ class Yard(AdminVerbs, TopicVerbs):
     def _hears_of_more(self, everyone: Sequence[tuple[str, int]], deadline: float) -> bool:
         """Ask which nodes there are; return whether that is more, or elsewhere, than this client knew: those that came
         later have to be asked as well."""
-        before = dict(self._routes.addresses)
+        with self._lock:
+            before = dict(self._routes.addresses)
         for address in everyone:
             try:
                 connection = self._take(address, deadline)
@@ -420,8 +421,8 @@ class Yard(AdminVerbs, TopicVerbs):
             if answer.error is None and isinstance(answer.value, dict):
                 with self._lock:
                     self._routes.told(answer.value.get("nodes"))
-                break
-        return self._routes.addresses != before
+                    return self._routes.addresses != before
+        return False
 
     def _everyone(self) -> list[tuple[str, int]]:
         with self._lock:

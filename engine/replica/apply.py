@@ -43,10 +43,10 @@ REPLICATED = (Timer, Append, Monitor)
 class NotRestored(LogyardError):
     """A machine found no memory for its snapshot: nothing is wrong with what is stored, and none is given up."""
 
-    def __init__(self, name: str, machine: str, index: int, error: Exception) -> None:
+    def __init__(self, name: str, machine: str, index: int) -> None:
         super().__init__(
-            f"group {name!r}: its machine {machine!r} can't be restored from its snapshot at {index}: "
-            f"{type(error).__name__}: {error}; nothing of it was changed: start again, with a program that can"
+            f"group {name!r}: no memory for its machine {machine!r} to be restored from its snapshot at {index}; "
+            "nothing of it was changed: start again when the process may have more"
         )
 
 

@@ -138,7 +138,7 @@ class Builder:
                     snapshot_sections.restore_member(member, snapshot, liveness, now)
                 except MemoryError as error:
                     # Anything else may be what senseless content provokes, of which another member has a better copy.
-                    raise NotRestored(spec.name, spec.machine, snapshot.index, error) from error
+                    raise NotRestored(spec.name, spec.machine, snapshot.index) from error
             except UnknownVersion as error:
                 reason = f"its snapshot at {snapshot.index} {error}"
                 member.suspend(Halt(snapshot.index, 0, 0, -1, reason, error.version))

@@ -129,20 +129,20 @@ class LogClock:
                 continue
             if member.raft.role != LEADER or member.dirty:
                 continue
-            behind = self._clocks.wall_ns() // MS - self.now(member)
-            if behind < BEHIND_MS:
+            behind, clock = self._clocks.wall_ns() // MS - self.now(member), member.clock
+            if behind < BEHIND_MS or clock is None:
+                # Without a clock nobody can tell yet where the log ends.
                 continue
             if member.version >= JUMPS_VERSION:
-                self._jump(member, behind)
+                self._jump(member, clock, behind)
             elif all(
                 self._knows(node, member.spec.machine) >= JUMPS_VERSION for node in member.raft.configuration.nodes()
             ):
                 self._propose(member, "upgrade", JUMPS_VERSION)
 
-    def _jump(self, member: Member, ms: int) -> None:
+    def _jump(self, member: Member, clock: LogTime, ms: int) -> None:
         """Propose the entry in which log time jumps ahead by so much, and its machine prolongs what it granted."""
-        raft, clock = member.raft, member.clock
-        assert clock is not None, "who leads, and was asked for its log time, has one"
+        raft = member.raft
         stamp = self.now(member) + ms
         frame = encode_system("append", 0, 0, member.machine.jumped(ms))  # type: ignore[attr-defined]
         index = raft.log.last_index + 1

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from logyard.client.network import Network
-from logyard.protocol.errors import UnknownGroup
+from logyard.client.session import Retry, Routes
+from logyard.client.sync import Yard
+from logyard.protocol.errors import NotLeader, UnknownGroup
 
 OLD = {1: "a:1", 2: "b:1", 3: "c:1"}
 
@@ -50,3 +57,33 @@ async def test_a_group_that_no_node_has_is_unknown() -> None:
     wanted = net._want("_groups.0")
     await net._locate_round()
     assert isinstance(wanted.error, UnknownGroup)
+
+
+class Blocking(Yard):
+    """The same for the blocking client."""
+
+    def __init__(self, there: dict[int, str]) -> None:
+        self._lock, self._closed, self._chance = threading.Lock(), False, random.Random(1)
+        self._routes, self._idle = Routes(["a:1"]), {}
+        self._routes.told(OLD)
+        self.there = there
+        self.asked: list[str] = []
+
+    def _take(self, address: tuple[str, int], deadline: float) -> Any:
+        def call(verb: str, values: Any, deadline: float) -> Any:
+            self.asked.append(f"{verb} {address[0]}")
+            return SimpleNamespace(error=None, value={"nodes": self.there} if verb == "cluster" else [], was_cut=False)
+
+        return SimpleNamespace(call=call)
+
+    def _give(self, connection: Any, broken: bool) -> None:
+        return None
+
+
+def test_the_blocking_client_asks_them_as_well() -> None:
+    yard, retry = Blocking({**OLD, 4: "d:1"}), Retry(time.monotonic() + 9, random.Random(1), False)
+    with pytest.raises(NotLeader):
+        yard._leader("_groups.0", retry)
+    with pytest.raises(UnknownGroup):
+        yard._leader("_groups.0", retry)
+    assert "locate d" in yard.asked and yard.asked.count("locate a") == 2

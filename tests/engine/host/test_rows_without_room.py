@@ -56,6 +56,24 @@ def is_damaged(key: bytes) -> bool:
     return key.startswith(meta_rows.DAMAGED)
 
 
+async def flushed(c: Cluster) -> None:
+    """Node 3 has a log, all of it in a segment, that node 1 leads."""
+    await c.lead(1)
+    await c.fill(1, 6, SIZE)
+    await stable(c, 3)
+    await c.roll(3)
+
+
+async def asleep(c: Cluster) -> int:
+    """A group sleeps on node 3, with what there is to be read in it; returns its uid."""
+    await c.lead(1)
+    await c.fill(1, 3, SIZE)
+    await c.applied()
+    uid = c.member(3).uid
+    await until(lambda: uid in c.system(3).quiescence.table, "it sleeps")
+    return uid
+
+
 async def made_anew(c: Cluster, number: int) -> Any:
     """Damage is met in a member, and another one stands for it when this returns."""
     old = c.member(number)
@@ -88,10 +106,7 @@ async def test_what_the_wal_has_counts_while_no_row_says_that_it_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster(tmp_path, payload_cache_bytes=0) as c:
-        await c.lead(1)
-        await c.fill(1, 6, SIZE)
-        await stable(c, 3)
-        await c.roll(3)
+        await flushed(c)
         await c.fill(1, 6, SIZE)
         await stable(c, 3)
         member = c.member(3)
@@ -142,10 +157,7 @@ async def test_the_row_of_a_member_is_not_that_of_the_one_before_it(tmp_path: Pa
 
 async def test_a_snapshot_that_was_captured_of_the_member_before_is_not_stored(tmp_path: Path) -> None:
     async with cluster(tmp_path, payload_cache_bytes=0) as c:
-        await c.lead(1)
-        await c.fill(1, 6, SIZE)
-        await stable(c, 3)
-        await c.roll(3)
+        await flushed(c)
         captured = c.system(3).transfers.snapshots._capture(c.member(3))
         await made_anew(c, 3)
         await voted_and_written(c, 3)
@@ -369,11 +381,7 @@ async def test_a_group_that_wakes_damaged_without_room_for_that_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster(tmp_path, hibernate_after_ms=60, hibernate_move_bytes=1 << 20) as c:
-        await c.lead(1)
-        await c.fill(1, 3, SIZE)
-        await c.applied()
-        uid = c.member(3).uid
-        await until(lambda: uid in c.system(3).quiescence.table, "it sleeps")
+        uid = await asleep(c)
         meta, get = meta_of(c, 3), MetaStore.get
         state = meta_rows.state_key(uid)
         monkeypatch.setattr(
@@ -437,8 +445,8 @@ async def test_a_member_that_is_made_anew_keeps_nothing_of_a_segment_that_is_not
         await c.lead(1)
         await c.fill(1, 6, SIZE)
         await stable(c, 3)
-        flushed = meta_rows.file_key("flushed", 0)
-        refusing = Refusing(monkeypatch, lambda key: key == flushed, 1 << 30, meta_of(c, 3))
+        seals = meta_rows.file_key("flushed", 0)
+        refusing = Refusing(monkeypatch, lambda key: key == seals, 1 << 30, meta_of(c, 3))
         with pytest.raises(NoSpace):
             await c.roll(3)
         await made_anew(c, 3)

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from logyard.engine.entry import NOOP
-from logyard.engine.replica.log_clock import Clocks, LogClock
+from logyard.engine.raft.state import LEADER
+from logyard.engine.replica.log_clock import JUMPS_VERSION, Clocks, LogClock
 from logyard.engine.replica.member import Member
 
 from .doubles import Recorder, member_of
@@ -46,5 +47,9 @@ def test_no_clock_begins_while_nobody_can_tell_where_the_log_ends() -> None:
     member = member_of(Recorder())[0]
     member.log_time, member.heard_ns = 40, 5 * SECOND
     assert clock.of_own_entry(member, NOOP) == 40 and clock.now(member) == 40 and member.clock is None
+    # It is far behind the wall clock, and the machine could be told: not before there is a clock to set.
+    member.raft.role, member.leading, member.version = LEADER, True, JUMPS_VERSION
+    cast(Any, member.machine).jumped = nobody
+    clock.catch_up([member])
     newest[0] = end = 2 * WALL // 1_000_000
     assert clock.now(member) == end + 2_000 and member.clock is not None
