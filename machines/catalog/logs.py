@@ -76,7 +76,7 @@ class Logs:
 
     def __init__(self, moving: Callable[[int], bool] = lambda uid: False) -> None:
         self._moving = moving
-        self.rows: Table[Log] = Table("rows", Log)
+        self.rows: Table[Log] = Table("rows", Log, defaults=[*Log._field_defaults.values()])
         self.names = Index(lambda number, name: self._kept(number).name == name)
         """Numbers of those that have their name."""
         self.uids = Index(lambda number, uid: self._kept(number).uid == uid)

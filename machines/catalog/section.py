@@ -10,7 +10,7 @@ shard that nothing happened to gives the same bytes again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -66,26 +66,28 @@ class Section(Protocol):
         ...
 
 
-Row = TypeVar("Row")
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 class Table(Generic[Row]):
     """Rows by number, kept as bytes, in shards of `ROWS_PER_SHARD` numbers each. Numbers are given out once.
 
-    `make` builds a row of the values that were packed: tuples come back as tuples, at any depth. A row is never
-    changed in place: `put` another one. A shard to which nothing happens is one object of bytes, numbers before their
-    rows, which is what a snapshot stores, beside the sizes of what it has, 0 where there is none. One that is written
-    to is open: a map of rows, until the next snapshot, or until too many others are.
+    `make` builds a row of the values that were packed: tuples come back as tuples, at any depth. `defaults` are those
+    of its last fields: where a row ends with them, they are left out, so they never change. A row is never changed in
+    place: `put` another one. A shard to which nothing happens is one object of bytes, numbers before their rows, which
+    is what a snapshot stores, beside the sizes of what it has, 0 where there is none. One that is written to is open: a
+    map of rows, until the next snapshot, or until too many others are.
     """
 
-    __slots__ = ("name", "next", "changes", "_make", "_shards", "_sizes", "_open", "_count")
+    __slots__ = ("name", "next", "changes", "_make", "_defaults", "_shards", "_sizes", "_open", "_count")
 
-    def __init__(self, name: str, make: Callable[..., Row], first: int = 1) -> None:
+    def __init__(self, name: str, make: Callable[..., Row], first: int = 1, defaults: Sequence[object] = ()) -> None:
         self.name = name
         self.next = first
         self.changes = 0
         """Counts what came and went of this copy: not part of what is replicated."""
         self._make = make
+        self._defaults = tuple(reversed(defaults))
         self._shards: dict[int, bytes] = {}
         self._sizes: dict[int, array[int]] = {}
         self._open: dict[int, dict[int, bytes]] = {}
@@ -121,7 +123,7 @@ class Table(Generic[Row]):
         rows = self._opened(number // ROWS_PER_SHARD)
         self._count += number not in rows
         self.changes += 1
-        rows[number] = msgpack.packb(row)
+        rows[number] = self._packed_row(row)
         self.next = max(self.next, number + 1)
 
     def skip(self, number: int) -> None:
@@ -159,6 +161,14 @@ class Table(Generic[Row]):
                     self._open[key] = dict(found)
                     self._fold(key)
         self._count = sum(len(sizes) - sizes.count(0) for sizes in self._sizes.values())
+
+    def _packed_row(self, row: Row) -> bytes:
+        end = len(row)
+        for default in self._defaults:
+            if row[end - 1] != default:
+                break
+            end -= 1
+        return bytes(msgpack.packb(row[:end]))
 
     def _packed(self, number: int) -> bytes:
         """Return a row's bytes; none where there is no such row."""
