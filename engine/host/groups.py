@@ -117,6 +117,20 @@ class Host(NamedTuple):
     spawn: Callable[..., None]
 
 
+class _Wanted:
+    """Groups that one asks to have stored, and the error that it gets. `alone`: they share no commit."""
+
+    __slots__ = ("specs", "admitted", "asleep", "alone", "error")
+
+    def __init__(self, specs: Sequence[Spec], admitted: Mapping[int, int], asleep: bool) -> None:
+        self.specs = specs
+        self.admitted = admitted
+        self.asleep = asleep
+        # Of a founded group the name and the number say nothing: only what is stored tells an equal one.
+        self.alone = asleep or any(spec.machine in FOUNDED for spec in specs)
+        self.error: LogyardError | None = None
+
+
 class GroupRegistry:
     """Names, uids and deletions of one node."""
 
@@ -146,6 +160,8 @@ class GroupRegistry:
         self._taken_back: dict[tuple[int, int], list[int]] = {}
         self._creating = trio.Lock()
         self._storing = trio.Lock()
+        # What is to be stored and is in no commit yet.
+        self._wanted: list[_Wanted] = []
         self._parts = _Parts()
 
     async def create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
@@ -327,18 +343,63 @@ class GroupRegistry:
     ) -> None:
         """Make groups durable first, then alive. Raises `GroupExists` when a name is another group's here.
 
-        `admitted`: by uid, the configuration that makes this node a member (see `replica_gc`). One at a time: a
-        definition that comes twice is answered when the first one is durable.
+        `admitted`: by uid, the configuration that makes this node a member (see `replica_gc`). One commit at a time:
+        a definition that comes twice is answered when the first one is durable, and what came while another commit was
+        under way is in the next one together.
         """
-        async with self._storing:
-            await self._store_alone(specs, admitted, asleep)
+        wanted = _Wanted(specs, admitted, asleep)
+        self._wanted.append(wanted)
+        try:
+            async with self._storing:
+                if wanted in self._wanted:
+                    await self._store_all([wanted] if wanted.alone else [one for one in self._wanted if not one.alone])
+        finally:
+            if wanted in self._wanted:
+                self._wanted.remove(wanted)
+        if wanted.error is not None:
+            raise wanted.error
 
-    async def _store_alone(self, specs: Sequence[Spec], admitted: Mapping[int, int], asleep: bool) -> None:
-        gc, names, has = self._gc, self._groups.names, self._groups.has
+    async def _store_all(self, batch: Sequence[_Wanted]) -> None:
+        """Store what several asked for, each as if it had been alone; what they ask for is done then. Where this is
+        cancelled, the others still want theirs."""
+        fresh: list[Spec] = []
+        for one in batch:
+            try:
+                found = self._fresh(one)
+            except LogyardError as error:
+                one.error = error
+            else:
+                # Only now: of what is refused no name stays taken.
+                self._groups.names.update((spec.name, spec.uid) for spec in found)
+                fresh += found
+        admitted = {uid: at for one in batch for uid, at in one.admitted.items()}
+        asleep = batch[0].asleep
+        try:
+            if fresh:
+                more = await self._gc.readmit([spec.uid for spec in fresh], admitted)
+                await self._meta_batch.store_specs(fresh, more, asleep)
+        except BaseException as error:
+            for spec in fresh:
+                if not self._groups.has(spec.uid):
+                    self._groups.names.pop(spec.name, None)
+            # Also who was refused: its name was perhaps taken by what is not stored.
+            for one in batch:
+                one.error = error if isinstance(error, LogyardError) else None
+            if not isinstance(error, LogyardError):
+                raise
+        else:
+            # What is stored lives, whoever of those who wanted it has gone.
+            with trio.CancelScope(shield=True):
+                await self._begin_all(fresh, asleep)
+        self._wanted = [one for one in self._wanted if one not in batch]
+
+    def _fresh(self, wanted: _Wanted) -> list[Spec]:
+        """Return the groups that are to be made. Raises `GroupExists` for one of them."""
+        gc, names, has, admitted = self._gc, self._groups.names, self._groups.has, wanted.admitted
         fresh = []
         taken: dict[str, int] = {}
         given: dict[int, Spec] = {}
-        for spec in specs:
+        for spec in wanted.specs:
             if spec.uid in given:
                 if given[spec.uid] != spec:
                     raise GroupExists(f"the number of {spec.name!r} is given twice", name=spec.name)
@@ -354,16 +415,9 @@ class GroupRegistry:
                 raise GroupExists(f"{spec.name!r} was refused: its name was taken", name=spec.name)
             if known is None and spec.uid not in self.deleted and gc.admits(spec.uid, admitted):
                 fresh.append(spec)
-        # Only now: of what is refused no name stays taken.
-        names.update((spec.name, spec.uid) for spec in fresh)
-        try:
-            more = await gc.readmit([spec.uid for spec in fresh], admitted)
-            await self._meta_batch.store_specs(fresh, more, asleep)
-        except BaseException:
-            for spec in fresh:
-                if not has(spec.uid):
-                    names.pop(spec.name, None)
-            raise
+        return fresh
+
+    async def _begin_all(self, fresh: Sequence[Spec], asleep: bool) -> None:
         for at in range(0, len(fresh), GROWN):
             if at:
                 self._host.grown()

@@ -23,7 +23,7 @@ from logyard.engine.transport.blobs import (
     TAKE_BACK,
     UNKNOWN_GROUPS,
 )
-from logyard.engine.types import BATCH_BITS
+from logyard.engine.types import BATCH_BITS, Spec
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, NoSpace, Refused
 
 from .rig_groups import Network, Node, a_member, spec_of
@@ -351,3 +351,68 @@ async def test_many_groups_come_alive_in_steps() -> None:
         found = await net.nodes[1].registry.create([{"name": f"g{number}"} for number in range(250)])
         assert len(found) == len(net.nodes[1].members) == 250 and net.nodes[1].grown == 2
         assert len([event for event in net.nodes[1].events if event[0] == "rows"]) == 1
+
+
+def commits(node: Node) -> int:
+    return len([event for event in node.events if event[0] == "rows"])
+
+
+async def test_what_comes_during_a_commit_is_in_the_next_one_together() -> None:
+    """A node that takes many groups over from a dead one: a commit each took as many syncs from everybody's appends."""
+    async with network(1) as net, trio.open_nursery() as nursery:
+        one, refused = net.nodes[1], []
+
+        async def store(spec: Spec) -> None:
+            try:
+                await one.registry._store([spec])
+            except GroupExists as error:
+                refused.append(error)
+
+        for uid in range(1, 41):
+            nursery.start_soon(store, spec_of(uid, f"g{uid}", (1,)))
+        for uid in (41, 42):
+            nursery.start_soon(store, spec_of(uid, "g7", (1,)))
+        nursery.start_soon(store, spec_of(3, "g3", (1,)))
+        await settled()
+        assert set(one.names) == {f"g{number}" for number in range(1, 41)} and len(refused) == 2
+        assert len(one.members) == 40 and commits(one) == 1
+
+
+async def test_whoever_shares_a_commit_that_fails_hears_of_it_and_nobody_who_shares_one_that_is_given_up() -> None:
+    async with network(1) as net, trio.open_nursery() as nursery:
+        one, failed = net.nodes[1], []
+        gate = trio.Event()
+
+        async def store(uid: int, name: str, scope: trio.CancelScope | None = None) -> None:
+            try:
+                with scope or trio.CancelScope():
+                    await one.registry._store([spec_of(uid, name, (1,))])
+            except (NoSpace, GroupExists) as error:
+                failed.append((uid, type(error)))
+
+        one.full = True
+        one.meanwhile = gate.wait
+        nursery.start_soon(store, 1, "a")
+        await settled()
+        assert failed == [(1, NoSpace)]
+        failed.clear()
+        # Two of one name in a commit that fails: it is free for both.
+        async with trio.open_nursery() as together, one.registry._storing:
+            for uid, name in ((2, "b"), (3, "c"), (4, "b")):
+                together.start_soon(store, uid, name)
+            await settled()
+        assert sorted(failed) == [(2, NoSpace), (3, NoSpace), (4, NoSpace)] and not one.names
+        one.full = False
+        scope = trio.CancelScope()
+        async with one.registry._storing:
+            nursery.start_soon(store, 2, "b", scope)
+            await settled()
+            nursery.start_soon(store, 3, "c")
+            await settled()
+        await settled()
+        scope.cancel()
+        await settled()
+        assert not one.members
+        gate.set()
+        await settled()
+        assert set(one.members) == {3} and one.names == {"c": 3}
