@@ -57,14 +57,13 @@ def run_cluster(
         reach("a catalogue of all nodes", lambda: active(yard, cluster), PATIENCE_S)
         # It would give the learner its share of members while they are counted.
         yard.change_catalog("plan", "pause", {"why": "what a catalogue costs is measured"})
-        pid = cluster.pids[LEARNER - 1]
-        resident, anonymous = resident_bytes(pid), anonymous_bytes(pid)
+        empty = memory(cluster)
         say(f"creating {settings.logs} logs on nodes {', '.join(map(str, MEMBERS))} of {cluster.count}")
         marked = time.monotonic()
         created = yard.create_batch(log_names(settings.logs), members=MEMBERS)
         created_s = time.monotonic() - marked
         reach("the learner knows all", lambda: held(yard, LEARNER) >= settings.logs, PATIENCE_S)
-        resident, anonymous = resident_bytes(pid) - resident, anonymous_bytes(pid) - anonymous
+        full = memory(cluster)
         found_ms = find(yard, settings)
     say("stopping all nodes and starting them again")
     cluster.stop()
@@ -78,6 +77,7 @@ def run_cluster(
 
         reach("every node knows all", known, PATIENCE_S)
         restart_s = time.monotonic() - marked
+        again = memory(cluster)
     say("the same in this process")
     return {
         "ok": created == settings.logs,
@@ -87,8 +87,10 @@ def run_cluster(
         "created_s": round(created_s, 3),
         "created_per_s": round(created / created_s, 1),
         "find_ms_p50": found_ms,
-        "learner_bytes_per_log": round(resident / settings.logs),
-        "learner_anonymous_bytes_per_log": round(anonymous / settings.logs),
+        "learner_bytes_per_log": round((full[0] - empty[0]) / settings.logs),
+        "learner_anonymous_bytes_per_log": round((full[1] - empty[1]) / settings.logs),
+        "learner_restarted_bytes_per_log": round((again[0] - empty[0]) / settings.logs),
+        "learner_restarted_anonymous_bytes_per_log": round((again[1] - empty[1]) / settings.logs),
         "restart_ready_s": round(ready_s, 3),
         "restart_s": round(restart_s, 3),
         **in_memory(settings),
@@ -96,6 +98,12 @@ def run_cluster(
         "filesystem": machine["filesystem"],
         "machine": machine,
     }
+
+
+def memory(cluster: Cluster) -> tuple[int, int]:
+    """Return the bytes that the learner has resident, and those of them that are no file's."""
+    pid = cluster.pids[LEARNER - 1]
+    return resident_bytes(pid), anonymous_bytes(pid)
 
 
 def active(yard: Yard, cluster: Cluster) -> bool:

@@ -22,30 +22,38 @@ SHARD_BYTES = 8 << 10
 
 
 class _Shard:
-    """Replies by request."""
+    """Replies by request: a map while some come, then the bytes of one, not both."""
 
-    __slots__ = ("number", "replies", "bytes", "_encoded")
+    __slots__ = ("number", "count", "bytes", "_replies", "_encoded")
 
-    def __init__(self, number: int, replies: dict[bytes, bytes], encoded: bytes | None = None) -> None:
+    def __init__(self, number: int, encoded: bytes | None = None) -> None:
         self.number = number
-        self.replies = replies
-        self.bytes = sum(map(len, replies.values()))
         self._encoded = encoded
+        self._replies: dict[bytes, bytes] | None = {} if encoded is None else None
+        found = self.replies()
+        self.count = len(found)
+        self.bytes = sum(map(len, found.values()))
+
+    def replies(self) -> dict[bytes, bytes]:
+        """Return them, not to be changed."""
+        return _replies(self._encoded or b"") if self._replies is None else self._replies
 
     def add(self, request: bytes, reply: bytes) -> None:
-        self.replies[request] = reply
-        self.bytes += len(reply)
+        self._replies = self.replies()
+        self._replies[request] = reply
         self._encoded = None
+        self.count += 1
+        self.bytes += len(reply)
 
     def encode(self) -> bytes:
         """Return it as bytes, the same object while nothing is added."""
         if self._encoded is None:
-            self._encoded = msgpack.packb(list(self.replies.items()))
+            self._encoded, self._replies = msgpack.packb(list(self.replies().items())), None
         return self._encoded
 
     @property
     def full(self) -> bool:
-        return len(self.replies) >= SHARD_ANSWERS or self.bytes >= SHARD_BYTES
+        return self.count >= SHARD_ANSWERS or self.bytes >= SHARD_BYTES
 
 
 class Answers:
@@ -54,30 +62,31 @@ class Answers:
     def __init__(self, shards: Mapping[str, bytes] | None = None) -> None:
         """Begin with nothing, or with what `shards` gave. Raises ValueError for a shard's name without its number."""
         # Before there were shards, one section had them all: it has no number.
-        found = [_Shard(int(name[len(SHARDS) :] or 0), _replies(data), data) for name, data in (shards or {}).items()]
+        found = [_Shard(int(name[len(SHARDS) :] or 0), data) for name, data in (shards or {}).items()]
         self._shards = deque(sorted(found, key=lambda shard: shard.number))
-        self._replies = {request: reply for shard in self._shards for request, reply in shard.replies.items()}
+        self._of = {request: shard for shard in self._shards for request in shard.replies()}
         self._bytes = sum(shard.bytes for shard in self._shards)
 
     def get(self, request: bytes) -> bytes | None:
         """Return the reply of a request, or None: it is new, or too old."""
-        return self._replies.get(request)
+        shard = self._of.get(request)
+        return None if shard is None else shard.replies()[request]
 
     def put(self, request: bytes, reply: bytes) -> None:
         """Keep the reply of a new request."""
         if not self._shards or self._shards[-1].full:
-            self._shards.append(_Shard(self._shards[-1].number + 1 if self._shards else 0, {}))
+            self._shards.append(_Shard(self._shards[-1].number + 1 if self._shards else 0))
         self._shards[-1].add(request, reply)
-        self._replies[request] = reply
+        self._of[request] = self._shards[-1]
         self._bytes += len(reply)
         while len(self._shards) > 1 and self._has_enough_without(self._shards[0]):
             oldest = self._shards.popleft()
             self._bytes -= oldest.bytes
-            for gone in oldest.replies:
-                del self._replies[gone]
+            for gone in oldest.replies():
+                del self._of[gone]
 
     def _has_enough_without(self, oldest: _Shard) -> bool:
-        return len(self._replies) - len(oldest.replies) >= ANSWERS_MAX or self._bytes - oldest.bytes >= BYTES_MAX
+        return len(self._of) - oldest.count >= ANSWERS_MAX or self._bytes - oldest.bytes >= BYTES_MAX
 
     def shards(self) -> dict[str, bytes]:
         """Return all, by names that begin with `SHARDS`; a shard that nothing happened to is the same object again."""
