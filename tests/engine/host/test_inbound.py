@@ -200,7 +200,9 @@ def test_the_table_of_live_nodes_stays_the_same_object() -> None:
     assert bench.core.heard == ["liveness"] and bench.told == ["marked", "live"] and bench.active
 
 
-def test_a_blob_goes_to_whom_its_kind_names_and_a_refusal_closes_no_connection() -> None:
+def test_a_blob_goes_to_whom_its_kind_names_and_a_refusal_closes_no_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     bench = Bench()
     bench.inbound.hear([READ_ASK], bench.says("asked"))
     bench.inbound.on_blob(2, READ_ASK, 1, {"uid": 7}, b"")
@@ -212,6 +214,7 @@ def test_a_blob_goes_to_whom_its_kind_names_and_a_refusal_closes_no_connection()
 
     bench.inbound.hear([READ_ASK], refuse)
     bench.inbound.on_blob(2, READ_ASK, 1, {"uid": 7}, b"")
+    assert f"blob kind {READ_ASK} from node 2 refused: not here" in caplog.messages
     with pytest.raises(BadRequest):
         bench.inbound.on_blob(2, READ_ASK, 1, {"uid": "seven"}, b"")
 

@@ -132,6 +132,21 @@ async def test_a_leader_at_rest_sleeps_when_its_followers_do(clock: object) -> N
     assert bench.hibernation.gone == [(UID, OWN, {1, 3}, set())] and not bench.members
 
 
+async def test_who_rested_again_while_being_put_to_sleep_is_not_asked_again(
+    clock: object,
+) -> None:
+    bench = Bench()
+    bench.answers = {1: [UID], 3: [UID]}
+    member = bench.member()
+    bench.hibernation.then = lambda: bench.quiesce.rest(member)
+    bench.quiesce.rest(member)
+    await bench.run(AFTER_S + 2)
+    assert not bench.members
+    asked = list(bench.asked)
+    await bench.run(AFTER_S + 2)
+    assert bench.asked == asked, "whoever sleeps is asked again"
+
+
 async def test_a_follower_that_declines_keeps_all_awake_and_who_slept_is_told(clock: object) -> None:
     bench = Bench()
     bench.answers = {1: [UID], 3: []}

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
+import trio
+import trio.testing
 
 from logyard.engine.entry import CONFIGURATION, NOOP, encode_system
 from logyard.engine.machine import Applied, Context, Effect, Machine, Position, Reject, Release
@@ -148,6 +150,18 @@ def test_a_want_of_descriptors_applies_it_later_and_damage_is_told() -> None:
     assert rig.told == [("damaged",)] and rig.machine.given == []
     rig.apply()
     assert rig.machine.given == [(1, b"one")]
+
+
+async def test_what_is_applied_later_waits_for_as_long_as_was_said(autojump_clock: trio.testing.MockClock) -> None:
+    """Whoever tries again at once spins where the node has least to spare."""
+    rig = Rig()
+    rig.entries.add(b"one")
+    rig.entries.fault = Busy("descriptors", 0.5)
+    rig.apply()
+    ((task, given),) = rig.later
+    began = trio.current_time()
+    await task(*given)
+    assert trio.current_time() - began == pytest.approx(0.5) and rig.machine.given == [(1, b"one")]
 
 
 def test_what_the_engine_itself_fails_at_stops_the_group() -> None:
