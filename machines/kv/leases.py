@@ -114,15 +114,16 @@ class Leases:
 
     def over(self, now: int) -> list[int]:
         """Return the leases whose time is over, in order; those that were kept alive are looked at again later."""
-        ended = []
+        # One that was revoked and granted again, to be looked at when the one before it was, is in the heap twice.
+        ended: dict[int, None] = {}
         while (due := self.due()) is not None and due <= now:
             _, lease = heapq.heappop(self._heap)
             row = self.rows[lease]
             if row.deadline > now:
                 self._put(lease, row._replace(wake=row.deadline))
             else:
-                ended.append(lease)
-        return ended
+                ended[lease] = None
+        return list(ended)
 
     def restore(self, rows: Iterable[tuple[int, Lease]], following: int) -> None:
         """Replace everything; keys are attached by whoever restores them."""

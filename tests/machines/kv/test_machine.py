@@ -256,6 +256,21 @@ def test_leases_take_their_keys_along_and_are_kept_alive() -> None:
     assert driver.live == set()
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_lease_that_was_granted_anew_under_its_number_ends_once(at_once: bool) -> None:
+    driver = Driver()
+    driver.do(GRANT, 500, 1)
+    orders = [(GRANT, 1000, 5), (REVOKE, 5), (GRANT, 1000, 5), (PUT, b"a", b"", 5, 0)]
+    if at_once:
+        driver.entry([(msgpack.packb(order), 1) for order in orders])
+    else:
+        for order in orders:
+            driver.do(*order)
+    driver.pass_time(1000)
+    assert driver.rows() == [] and not driver.machine.state.leases.rows
+    assert driver.machine.state.revision == 3 and not driver.timers
+
+
 def test_a_new_leader_gives_every_lease_all_of_its_time() -> None:
     driver = Driver()
     driver.do(GRANT, 5000, 1)
