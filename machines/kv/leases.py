@@ -17,6 +17,8 @@ from .command import LEASE_MS_MAX, NUMBER_MAX, Refusal
 
 LEASES_MAX = 1_000_000
 LEASE_MS_MIN = 100
+STALE_MAX = 64
+"""Places in the heap of leases that are gone, at most, beside as many as there are leases."""
 
 
 class Lease(NamedTuple):
@@ -60,6 +62,13 @@ class Leases:
     def _put(self, lease: int, row: Lease) -> None:
         self.rows = self.rows.set(lease, row)
         heapq.heappush(self._heap, (row.wake, lease))
+        if len(self._heap) > STALE_MAX + 2 * len(self.rows):
+            # Leases that were revoked long before their time.
+            self._build()
+
+    def _build(self) -> None:
+        self._heap = [(row.wake, lease) for lease, row in self.rows.items()]
+        heapq.heapify(self._heap)
 
     def check(self, lease: int) -> Lease:
         """Return the row of a lease; raise `Refusal` when there is none."""
@@ -130,5 +139,4 @@ class Leases:
         self.rows = immutables.Map(rows)
         self.next = following
         self.attached = {}
-        self._heap = [(row.wake, lease) for lease, row in self.rows.items()]
-        heapq.heapify(self._heap)
+        self._build()

@@ -43,6 +43,7 @@ from logyard.machines.kv.command import (
     TXN,
 )
 from logyard.machines.kv.digest import digest
+from logyard.machines.kv.leases import STALE_MAX
 
 from .driver import Driver
 
@@ -269,6 +270,17 @@ def test_a_lease_that_was_granted_anew_under_its_number_ends_once(at_once: bool)
     driver.pass_time(1000)
     assert driver.rows() == [] and not driver.machine.state.leases.rows
     assert driver.machine.state.revision == 3 and not driver.timers
+
+
+def test_leases_that_are_revoked_long_before_their_time_leave_nothing_behind() -> None:
+    driver = Driver()
+    driver.do(GRANT, 1000, 1)
+    for _ in range(1000):
+        _, _, lease, _ = driver.do(GRANT, 86_400_000, 0)
+        driver.do(REVOKE, lease)
+    assert len(driver.machine.state.leases._heap) <= 2 + STALE_MAX + 1
+    driver.pass_time(1000)
+    assert not driver.timers
 
 
 def test_a_new_leader_gives_every_lease_all_of_its_time() -> None:
