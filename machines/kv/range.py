@@ -59,7 +59,8 @@ def select(state: State, asked: Range) -> tuple[list[Row], bool, int]:
     if asked.revision:
         state.check_revision(asked.revision)
     key, end = asked.key, asked.end
-    now = not asked.revision or asked.revision >= state.revision
+    # What the transaction under way has written belongs to the next revision.
+    now = not asked.revision or (asked.revision >= state.revision and not state.changing)
     plain = now and not any(asked.bounds)
     if plain and asked.flags & COUNT_ONLY:
         return [], False, state.count(key, end)

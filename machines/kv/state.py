@@ -83,6 +83,11 @@ class State:
             self._events = []
             self.revision += 1
 
+    @property
+    def changing(self) -> bool:
+        """Whether something was changed that is not committed."""
+        return bool(self._events)
+
     # Reading.
 
     def selected(self, key: bytes, end: bytes) -> list[bytes]:

@@ -164,6 +164,23 @@ def test_large_values_are_payloads_that_die_when_nobody_can_read_them() -> None:
     assert driver.do(TXN, [[b"a", b"", OF_VALUE, LESS, b"y"]], [], [])[1] == "value_is_payload"
 
 
+def test_a_read_as_of_the_revision_before_a_transaction_sees_none_of_its_writes() -> None:
+    driver = Driver()
+    driver.put(b"a", b"old")
+    driver.put(b"c", b"same")
+    reads = [
+        [RANGE, b"a", b"", 3, 0, 0],
+        [RANGE, b"a", b"\0", 3, 0, COUNT_ONLY],
+        [RANGE, b"a", b"\0", 0, 0, COUNT_ONLY],
+    ]
+    writes = [[PUT, b"a", b"new", 0, 0], [PUT, b"b", b"new", 0, 0], [DELETE, b"c", b"", 0]]
+    _, revision, _, results = driver.do(TXN, [], [*reads, *writes, *reads], [])
+    before, count, _, _, _, _, after, count_after, now = [fields for _, *fields in results]
+    assert revision == 4 and before == after == [[[b"a", 2, 2, 1, 0, b"old"]], False, 1]
+    assert count == count_after == [[], False, 2] == now
+    assert [row[0] for row in driver.rows()] == [b"a", b"b"]
+
+
 def test_payloads_of_what_is_refused_or_not_chosen_are_released_with_their_entry() -> None:
     driver = Driver()
     sent = [0, 3, digest(b"abc")]
