@@ -126,7 +126,9 @@ class Queue:
     def _finish(self, context: Context, own: Iterable[tuple[int, int]] | None = None) -> list[Effect]:
         state = self.state
         state.dispatch()
-        state.keep_length()
+        if state.keep_length():
+            # Somebody may wait for those that are dead letters now.
+            state.dispatch()
         if own is not None:
             state.commands(context, own)
         effects = state.finish()

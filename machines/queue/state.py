@@ -294,17 +294,20 @@ class QueueState:
             for gone in self.dead.take(over, UNLIMITED, True):
                 self.release(gone)
 
-    def keep_length(self) -> None:
-        """Drop the oldest messages, those of normal priority first, until the queue's bounds are kept."""
+    def keep_length(self) -> bool:
+        """Drop the oldest messages, those of normal priority first, until the queue's bounds are kept; return whether
+        any were dropped."""
         options = self.options
         if options.overflow != "drop_head" or not (options.max_length or options.max_bytes):
-            return
+            return False
+        before = self.counts["dropped"]
         for shelf in self.shelves:
             over = self.ready - (options.max_length or UNLIMITED)
             if over > 0:
                 self._drop(shelf.take(over, UNLIMITED, True))
             while shelf.messages and self.ready_bytes > (options.max_bytes or UNLIMITED):
                 self._drop(shelf.take(CREDIT_MAX, self.ready_bytes - options.max_bytes, True))
+        return self.counts["dropped"] != before
 
     def _drop(self, runs: Iterable[Run]) -> None:
         for run in runs:

@@ -334,6 +334,12 @@ class Model:
                 assert ref == ((index, ordinal), (index, ordinal + count))
                 for step in range(count):
                     letter = self.letters[(index, ordinal + step)]
+                    waiting = self.at("dead" if reader.dead else "ready")
+                    if tag + step >= reader.next_tag and letter is not next(
+                        (one for one in waiting if reader.dead or one.priority == letter.priority), None
+                    ):
+                        # What was before it, or it, was too much.
+                        self.keep_length()
                     assert (letter.id, letter.deliveries) == (id_ + step, deliveries)
                     assert (letter.reason or "") == ("", "rejected", "delivery_limit", "expired", "max_length")[reason]
                     if tag + step < reader.next_tag:
@@ -341,7 +347,7 @@ class Model:
                         continue
                     self._take(reader, tag + step, letter)
                     got.append(((effect.session, number), letter))
-        self._check(got)
+        self.check(got)
 
     def _take(self, reader: Reader, tag: int, letter: Letter) -> None:
         assert tag == reader.next_tag and letter.where == ("dead" if reader.dead else "ready")
@@ -352,7 +358,8 @@ class Model:
         if not reader.auto:
             reader.credit -= 1
 
-    def _check(self, got: Sequence[tuple[Key, Letter]]) -> None:
+    def check(self, got: Sequence[tuple[Key, Letter]] = ()) -> None:
+        """Check who got what, and that nobody waits who need not."""
         living = [one for one in self.readers.values() if not one.dead]
         single = self.options.single_active
         if single:
@@ -473,6 +480,7 @@ class Bench:
                 self.monitored.add(effect.session)
         self.model.deliver(effects)
         self.model.keep_length()
+        self.model.check()
         assert self.machine.snapshot() == self.other.snapshot()
         for view, written, needed in self.views:
             assert view.sections() == written and sorted(view.payloads()) == needed

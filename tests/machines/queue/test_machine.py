@@ -87,6 +87,15 @@ def test_a_delivery_limit_makes_dead_letters() -> None:
     assert not b.model.letters
 
 
+def test_who_waits_for_dead_letters_gets_what_the_length_drops_at_once() -> None:
+    b = bench(max_length=2)
+    b.apply(attach(A, dead=True, credit=2))
+    b.apply(publish([1] * 5))
+    assert held(b, A) == [1, 2] and ids(b, "dead") == [3] and ids(b, "ready") == [4, 5]
+    b.apply(settle(A, qc.ACK, (1, 2)))
+    assert held(b, A) == [3]
+
+
 def test_no_dead_letters_means_gone() -> None:
     b = bench(dead_letters=False, ttl_ms=100)
     b.apply(publish([1, 1, 1]), attach(A, credit=1))
