@@ -37,6 +37,13 @@ class Fetched(NamedTuple):
     parts: list[Buffer]
 
 
+class _Answered(NamedTuple):
+    """The answers to the first questions, and the payloads that they name."""
+
+    answers: list[bytes]
+    named: dict[Place, None]
+
+
 class _Body(NamedTuple):
     """Where one payload is: the unit to read, and its number in the pack if it has no unit of its own."""
 
@@ -65,30 +72,42 @@ class KvReads:
     async def fetch(self, member: Member, requests: Sequence[bytes]) -> Fetched:
         """Ask `requests` of a member, in order; stops when `ANSWER_BYTES` are together. Raises `Gone`, `BadRequest`,
         `GroupStopped`."""
+        found = self._ask(member, requests)
+        if not found.named:
+            return Fetched(found.answers, [], [])
+        applied = member.raft.applied
+        await answers.take(ABOUT_BYTES)
+        if member.raft.applied != applied:
+            # What was named may have been released while this waited for room.
+            found = self._ask(member, requests)
+        bodies = await self._read(member, found.named)
+        return Fetched(found.answers, [(*place, len(body)) for place, body in bodies.items()], list(bodies.values()))
+
+    def _ask(self, member: Member, requests: Sequence[bytes]) -> _Answered:
         member.check_running()
         ask = getattr(member.machine, "fetch", None)
         if ask is None:
             raise BadRequest(f"a {member.spec.machine} answers no such questions")
         now = self._now(member) if member.leading else member.log_time
-        answers: list[bytes] = []
-        named: dict[Place, None] = {}
+        found = _Answered([], {})
         size = 0
         for request in requests:
-            found = ask(request, now)
-            answers.append(found.answer)
-            if found.payloads:
-                named |= dict.fromkeys(found.payloads)
-            size += len(found.answer) + found.size
+            one = ask(request, now)
+            found.answers.append(one.answer)
+            found.named.update(dict.fromkeys(one.payloads))
+            size += len(one.answer) + one.size
             if size >= ANSWER_BYTES:
                 break
-        bodies = await self.read(member, named) if named else {}
-        return Fetched(answers, [(*place, len(body)) for place, body in bodies.items()], list(bodies.values()))
+        return found
 
     async def read(self, member: Member, places: Iterable[Place]) -> Mapping[Place, Buffer]:
         """Return the bytes of payloads, by (index, ordinal). What is damaged or lost here comes from a peer. Raises
         `Gone` for one that is released, `Corrupt` where nobody has it."""
-        wanted = sorted(places)
         await answers.take(ABOUT_BYTES)
+        return await self._read(member, places)
+
+    async def _read(self, member: Member, places: Iterable[Place]) -> Mapping[Place, Buffer]:
+        wanted = sorted(places)
         try:
             found = list(self._locate(member, wanted))
         except LogyardError as error:

@@ -11,6 +11,7 @@ from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import BadRequest, Corrupt, Gone, GroupStopped
 from logyard.protocol.kv import Delete, Get, Put, encode
+from logyard.service.door import answers
 from logyard.service.kv import reads as kv_reads
 from logyard.service.kv.reads import KvReads
 
@@ -69,6 +70,22 @@ async def test_what_is_released_is_gone_and_nobody_is_asked() -> None:
         with pytest.raises(Gone):
             await rig.reads.read(rig.member, [place])
     assert not rig.fetched
+
+
+async def test_what_is_released_while_an_answer_waits_for_room_is_asked_again() -> None:
+    rig = Rig()
+    rig.apply(frame_of(Put(b"a", LARGE)))
+
+    async def busy(size: int) -> None:
+        rig.liveness.released = rig.member.raft.applied
+        rig.apply(frame_of(Put(b"a", b"N" * 2000)))
+
+    token = answers.TAKE.set(busy)
+    try:
+        bodies, said = await rig.get(b"a")
+    finally:
+        answers.TAKE.reset(token)
+    assert bodies == [b"N" * 2000] and said[0][1] == 3
 
 
 async def test_a_member_below_its_floor_asks_no_peer() -> None:
