@@ -20,7 +20,7 @@ from logyard.engine.types import Buffer
 from logyard.machines.kv import KV
 from logyard.machines.kv.command import Refusal, end_of, key_of, number
 from logyard.machines.kv.history import Events, History
-from logyard.protocol.errors import BadRequest, Refused, UnknownGroup, WrongKind
+from logyard.protocol.errors import BadRequest, Gone, Refused, UnknownGroup, WrongKind
 
 from ..door.answers import give_back
 from .reads import Place
@@ -196,7 +196,12 @@ class Watches:
         if found.revisions:
             low = stream.tracks.lowest() or 0
             stream.heard()
-            sink.push(*await self._filled(member, found, {"kind": "events", "low": low}))
+            header: dict[str, Any] = {"kind": "events", "low": low}
+            try:
+                sink.push(*await self._filled(member, found, header))
+            except Gone:
+                # Compacted while it waited for room: clients ask for what does not come along, and are told so.
+                sink.push(*await self._filled(member, found._replace(payloads={}), header))
             give_back()
         else:
             if trio.current_time() - stream.told >= ALIVE_S:
@@ -243,6 +248,7 @@ class Watches:
         track = Track()
         track.add(watch)
         at = max(start, FIRST_REVISION) if start else machine_of(member).state.revision + 1
+        found = Found([], {}, at)
         with trio.move_on_after(wait_s):
             while True:
                 state = machine_of(member).state
@@ -250,13 +256,20 @@ class Watches:
                     return {"kind": "compacted", "compacted": state.compacted}, []
                 found = collect(track, _revisions(state.history, at, min(state.revision + 1, at + SCAN_REVISIONS)), at)
                 if found.revisions:
-                    return await self._filled(member, found, {"kind": "events", "uid": member.uid})
+                    break
                 at = found.next
                 if at > state.revision:
                     await _until_newer(member, at)
                 else:
                     await trio.lowlevel.checkpoint()
-        return {"kind": "events", "uid": member.uid, "revisions": [], "next": at, "places": []}, []
+        # Values are read however long that takes: who asks again would wait for them as long.
+        try:
+            return await self._filled(member, found, {"kind": "events", "uid": member.uid})
+        except Gone:
+            compacted = machine_of(member).state.compacted
+            if at > compacted:
+                raise
+            return {"kind": "compacted", "compacted": compacted}, []
 
 
 def _newer(member: Member, at: int | None) -> bool:

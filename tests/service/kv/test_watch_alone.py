@@ -16,6 +16,7 @@ from logyard.machines.kv.command import COMPACT
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused, UnknownGroup
 from logyard.protocol.frame import Buffer, encode_frame
 from logyard.protocol.kv import Operation, Put, encode, encode_numbers
+from logyard.service.door import answers
 from logyard.service.kv import watch as kv_watch
 from logyard.service.kv.reads import KvReads
 from logyard.service.kv.tracks import Watch, prefix_end
@@ -199,3 +200,57 @@ async def test_asking_again_and_again(autojump_clock: trio.testing.MockClock) ->
     assert [one[0] for one in header["revisions"]] == [3] == [header["next"] - 1] and [len(one) for one in parts] == [
         3000
     ]
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 3.0])
+async def test_who_asks_again_and_again_gets_values_however_long_they_are_read(
+    wait_s: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    rig = Rig()
+
+    async def slow(size: int) -> None:
+        await trio.sleep(10.0)
+
+    rig.put(b"k", b"L" * 3000)
+    token = answers.TAKE.set(slow)
+    try:
+        header, parts = await rig.watches.events(rig.member, Watch(0, b"k", b"", 0), 2, wait_s)
+    finally:
+        answers.TAKE.reset(token)
+    assert [one[0] for one in header["revisions"]] == [2] and [len(one) for one in parts] == [3000]
+
+
+async def test_what_is_compacted_while_it_waits_for_room_ends_no_stream() -> None:
+    rig = Rig()
+    rig.put(b"k", b"L" * 3000)
+
+    async def busy(size: int) -> None:
+        if not rig.liveness.released:
+            rig.put(b"k", b"small")
+            rig.apply(memoryview(b"".join(encode_frame([(b"", None)], command=encode_numbers(COMPACT, 3)))))
+            rig.liveness.released = rig.member.raft.applied
+
+    token = answers.TAKE.set(busy)
+    try:
+        async with rig.listening(rig.row(1, b"k", 2)):
+            pass
+        assert rig.sink.revisions() == [2] and not rig.sink.bytes and not rig.ended
+    finally:
+        answers.TAKE.reset(token)
+
+
+async def test_who_asks_is_told_of_what_is_compacted_while_it_waits_for_room() -> None:
+    rig = Rig()
+    rig.put(b"k", b"L" * 3000)
+
+    async def busy(size: int) -> None:
+        rig.put(b"k", b"small")
+        rig.apply(memoryview(b"".join(encode_frame([(b"", None)], command=encode_numbers(COMPACT, 3)))))
+        rig.liveness.released = rig.member.raft.applied
+
+    token = answers.TAKE.set(busy)
+    try:
+        header, _ = await rig.watches.events(rig.member, Watch(0, b"k", b"", 0), 2, 3.0)
+    finally:
+        answers.TAKE.reset(token)
+    assert header == {"kind": "compacted", "compacted": 3}
