@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from logyard.client import kv_requests
+from logyard.protocol.errors import Busy
 from logyard.service.etcd import app, streams
 from logyard.service.etcd.app import Call, answer
 from logyard.service.etcd.gateway import Gateway
@@ -96,3 +98,18 @@ async def test_what_streams_keep_of_messages_is_counted(monkeypatch: pytest.Monk
     monkeypatch.setattr("logyard.service.etcd.gateway.BODIES_BYTES_MAX", 100)
     await stream({}, Body(b'{"a":"' + b"x" * 60, b"x" * 60, whole=False), send)
     assert [one["status"] for one in sent if "status" in one] == [429] and found._bytes == 0
+
+
+async def test_a_write_that_was_done_is_no_failure_for_want_of_the_term() -> None:
+    class Done:
+        same_leader = False
+        term = 0
+
+        async def run(self, steps: Any, **how: Any) -> float:
+            return 5.0
+
+        async def status(self) -> Any:
+            raise Busy("a test", 0.1)
+
+    asked = Gateway(Done(), SimpleNamespace())  # type: ignore[arg-type]
+    assert await asked.run(kv_requests.keep(1)) == 5.0
