@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, cast
 
 from logyard.protocol.errors import LogyardError, Unknown
-from logyard.protocol.kv import Bodies, bodies_of, range_of
+from logyard.protocol.kv import Bodies, bodies_of, check_watch, range_of
 
 from ._async.kv import KVVerbs
 from .kv_lane import KvLane
@@ -88,9 +88,11 @@ class Watches(KVVerbs):
         `kv_watch`.
 
         `start`: the first revision to see (0: from now on); `values` False: keys and revisions only; `progress`: also
-        empty `Changes`, now and then, that say how far it has come. `node`: that member, whatever its role.
+        empty `Changes`, now and then, that say how far it has come. `node`: that member, whatever its role. Raises
+        `BadRequest` for a key or a revision that can't be.
         """
         key, end = range_of(key, end, prefix)
+        check_watch(key, end, start)
         if self._watcher is None:
             self._watcher = Watcher(self)
         flow = Flow(key, end, start, previous, values, puts, deletes, progress)

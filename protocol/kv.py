@@ -28,6 +28,8 @@ VALUE_BYTES_MAX = 32 << 20
 """All values of one frame have to fit into it."""
 PAGE_BYTES = 4 << 20
 """Of one page of a range."""
+KEY_BYTES_MAX = 16 << 10
+NUMBER_MAX = (1 << 63) - 1
 VALUES_BYTES = 8 << 20
 VALUES_MAX = 1000
 SORTS = {"key": 0, "version": 1, "create": 2, "mod": 3, "value": 4}
@@ -187,6 +189,14 @@ def range_of(key: bytes, end: bytes | None, prefix: bool) -> tuple[bytes, bytes]
             raise BadRequest("a range has an end, or is a prefix")
         return (key, prefix_end(key)) if key else (FROM_KEY, FROM_KEY)
     return key, end or b""
+
+
+def check_watch(key: bytes, end: bytes, start: int) -> None:
+    """Raise `BadRequest` for a watch that no node takes: with it, it would refuse the others of its stream."""
+    if not 0 < len(key) <= KEY_BYTES_MAX or len(end) > KEY_BYTES_MAX + 1:
+        raise BadRequest(f"a key is 1 to {KEY_BYTES_MAX} bytes (all keys are those of the empty prefix)")
+    if not 0 <= start <= NUMBER_MAX:
+        raise BadRequest(f"a watch begins with a revision from 1 to {NUMBER_MAX}, or 0: from now on")
 
 
 def encode(operation: Operation) -> tuple[bytes, list[Buffer]]:

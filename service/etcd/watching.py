@@ -13,7 +13,7 @@ import trio
 
 from logyard.client import kv_requests
 from logyard.protocol.errors import LogyardError
-from logyard.protocol.kv import FROM_KEY, Changes, Compacted
+from logyard.protocol.kv import FROM_KEY, KEY_BYTES_MAX, Changes, Compacted
 
 from .gateway import Gateway
 from .leases import revision_of
@@ -113,6 +113,8 @@ class Watching:
         reason = ""
         if wanted.end and wanted.end != FROM_KEY and wanted.key >= wanted.end:
             reason = EMPTY
+        elif max(len(wanted.key), len(wanted.end) - 1) > KEY_BYTES_MAX:
+            reason = f"logyard: a key is at most {KEY_BYTES_MAX} bytes"
         elif number and (number in self.scopes or number in self.ended):
             reason = DUPLICATE
         elif self.gateway.watches + len(self.ended) >= WATCHES_MAX:

@@ -62,6 +62,17 @@ def test_history_is_seen_again_and_filters_hold(server: EtcdServer) -> None:
         assert all("prev_kv" not in next(answers)["result"]["events"][0] for _ in range(3))
 
 
+def test_a_watch_of_a_key_that_can_not_be_ends_no_other(server: EtcdServer) -> None:
+    with server.watch(b"sound") as answers:
+        assert next(answers)["result"]["created"] is True
+        for key, end in ((b"k" * 17_000, b""), (b"k", b"l" * 17_000)):
+            with server.watch(key, range_end=end) as others:
+                said = next(others)["result"]
+                assert said["created"] is said["canceled"] is True and "16384" in said["cancel_reason"]
+        put(server, b"sound", b"1")
+        assert events(next(answers)) == [("PUT", b"sound", b"1")]
+
+
 def test_many_watches_on_one_stream(server: EtcdServer) -> None:
     wanted: list[dict[str, Any]] = [
         {"create_request": {"key": b"m/a", "prev_kv": True}},

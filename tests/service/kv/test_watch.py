@@ -12,7 +12,7 @@ from logyard.client import kv_watch as client_watch
 from logyard.client.kv import KV
 from logyard.client.runtime_trio import TrioRuntime
 from logyard.machines.kv.history import Version
-from logyard.protocol.errors import UnknownGroup
+from logyard.protocol.errors import BadRequest, UnknownGroup
 from logyard.protocol.kv import Changes, Compacted, Compare, Delete, Event, KeyValue, Put
 from logyard.service.door import answers
 from logyard.service.kv import reads as kv_reads
@@ -48,6 +48,19 @@ async def test_a_watch_may_begin_with_the_revision_of_an_empty_group(tmp_path: P
             assert seen(await following(early, 1)) == [(2, [(b"a", b"one")])]
         async with kv.watch(b"a", start=1) as late:
             assert seen(await following(late, 1)) == [(2, [(b"a", b"one")])]
+
+
+@pytest.mark.parametrize("key, start", [(b"", 0), (b"k" * 17_000, 0), (b"k", -1), (b"k", 1 << 63)])
+async def test_a_watch_that_can_not_be_ends_no_other(tmp_path: Path, key: bytes, start: int) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        async with kv.watch(b"a") as sound:
+            await sound.created()
+            with pytest.raises(BadRequest), trio.fail_after(10):
+                async with kv.watch(key, start=start) as watch:
+                    await watch.created()
+            await kv.put(b"a", b"one")
+            assert seen(await following(sound, 1)) == [(2, [(b"a", b"one")])]
 
 
 async def test_a_watch_of_what_nobody_writes_knows_how_far_it_is(
