@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from math import inf
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.kv import Bodies, bodies_of, check_watch, range_of
@@ -27,10 +26,14 @@ QUESTION_BYTES = 128 << 10
 """Of one call's questions; a call has a limit of its own."""
 
 
+_Kind: TypeAlias = tuple[str, int | None, float]
+"""Of questions that travel together: consistency, node, and the seconds that they may take."""
+
+
 class _Round:
     """The questions of one turn, and their answers. `bodies`: the payloads of all of them."""
 
-    __slots__ = ("questions", "answers", "bodies", "over", "error", "timeout")
+    __slots__ = ("questions", "answers", "bodies", "over", "error")
 
     def __init__(self, over: Event) -> None:
         self.questions: list[bytes] = []
@@ -39,14 +42,11 @@ class _Round:
         # All of them; those that have an answer need no more when it failed.
         self.over = over
         self.error: LogyardError | None = None
-        self.timeout = inf
 
-    def wanted(self, question: bytes, timeout: float) -> int:
+    def wanted(self, question: bytes) -> int:
         """Take another question; return its number."""
         questions = self.questions
         questions.append(question)
-        if timeout < self.timeout:
-            self.timeout = timeout
         return len(questions) - 1
 
     def end(self, error: LogyardError | None = None) -> None:
@@ -107,7 +107,7 @@ class KV(Watches):
     def __init__(self, yard: Network, name: str) -> None:
         super().__init__(yard, name)
         self._lane = cast(KvLane, yard.lane(name, KvLane))
-        self._rounds: dict[tuple[str, int | None], _Round] = {}
+        self._rounds: dict[_Kind, _Round] = {}
         # The newest term in which a question was answered, and who led then.
         self.term = 0
         self._term_of = 0
@@ -132,7 +132,7 @@ class KV(Watches):
         self, data: bytes, timeout: float, consistency: str = "linearizable", node: int | None = None
     ) -> tuple[bytes, Bodies]:
         """Ask one question: return its packed answer, and payloads, those that it names among them."""
-        key = (consistency, node)
+        key = (consistency, node, timeout)
         found = self._rounds.get(key)
         if found is None:
             if self.yard.closed:
@@ -141,7 +141,7 @@ class KV(Watches):
             found = self._rounds[key] = _Round(self.yard.runtime.event())
             # By the time it runs, everything that is asked in this turn is there.
             self.yard.spawn(partial(self._round, key))
-        number = found.wanted(data, timeout)
+        number = found.wanted(data)
         await found.over.wait()
         if found.error is not None and number >= len(found.answers):
             raise found.error.again()
@@ -153,13 +153,13 @@ class KV(Watches):
         for found in rounds.values():
             found.end(error)
 
-    async def _round(self, key: tuple[str, int | None]) -> None:
+    async def _round(self, key: _Kind) -> None:
         found = self._rounds.pop(key, None)
         if found is None:
             return
-        consistency, node = key
+        consistency, node, timeout = key
         error: LogyardError | None = Unknown("the client was closed before the answer")
-        deadline = self.yard.clock() + found.timeout
+        deadline = self.yard.clock() + timeout
         try:
             while len(found.answers) < len(found.questions):
                 some = _bounded(found.questions[len(found.answers) :])

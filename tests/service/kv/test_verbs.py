@@ -26,6 +26,7 @@ from logyard.machines.registry import create_machine
 from logyard.payloads.reference import PayloadRange
 from logyard.protocol import kv as kv_wire
 from logyard.protocol.kv import Compacted, Compare, Delete, Get, Put, PutResult, TxnResult
+from logyard.service.kv.reads import KvReads
 from tests.engine.host.cluster import Cluster, cluster, until
 
 from ..test_exactly_once import Doors
@@ -95,6 +96,31 @@ async def test_values_of_every_size_come_back(tmp_path: Path) -> None:
         assert [one.key for one in backwards.kvs] == sorted(values)[::-1][:3] and backwards.more
         by_mod = await kv.range(b"k", prefix=True, sort="mod", keys_only=True)
         assert [one.mod_revision for one in by_mod.kvs] == list(range(2, 12))
+
+
+async def test_a_read_waits_as_long_as_it_may_whoever_asks_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, free = KvReads.fetch, trio.Event()
+
+    async def slow(self: KvReads, member: Member, requests: Any) -> Any:
+        await free.wait()
+        return await real(self, member, requests)
+
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        await kv.put(b"a", b"one")
+        monkeypatch.setattr(KvReads, "fetch", slow)
+
+        async def impatient() -> None:
+            with pytest.raises(errors.LogyardError):
+                await kv.get(b"a", timeout=0.05)
+            free.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(impatient)
+            found = await kv.get(b"a", timeout=20.0)
+            assert found is not None and found.value == b"one"
 
 
 async def test_what_was_done_and_can_not_be_fetched_is_no_failure(
