@@ -189,7 +189,14 @@ class Consumer:
             self._check()
             commands, self._count = self._settles.take(), 0
         for command, wanted in commands:
-            reply = self.command(command)
+            try:
+                reply = self.command(command)
+            except LogyardError as error:
+                # Nobody knows what was settled, and it is gathered no more: what is held goes back with the session.
+                with self._changed:
+                    self.failure = self.failure or error
+                    self._changed.notify_all()
+                raise
             with self._changed:
                 self._settles.answered(reply, wanted)
 
