@@ -172,8 +172,17 @@ class NativeDriver:
 
     def _walk(self, key: bytes, prefix: bool, following: int, stop: threading.Event) -> Iterator[Seen]:
         known: set[bytes] = set()
+        behind = False
         while not stop.is_set():
             try:
+                if behind:
+                    # Away for too long: what there is now stands for what was missed.
+                    found = self._kv.range(key, prefix=prefix)
+                    following, behind = found.revision + 1, False
+                    there = {one.key: one.value for one in found.kvs}
+                    yield from ((gone, None) for gone in sorted(known - there.keys()))
+                    yield from there.items()
+                    known = set(there)
                 for changes in self._kv.watch(key, prefix=prefix, start=following, progress=True, wait=WAIT_S):
                     following = changes.revision + 1
                     for event in changes.events:
@@ -181,13 +190,7 @@ class NativeDriver:
                         yield event.key, None if event.kv is None else event.kv.value
                     yield None
             except Compacted:
-                # Away for too long: what there is now stands for what was missed.
-                found = self._kv.range(key, prefix=prefix)
-                following = found.revision + 1
-                there = {one.key: one.value for one in found.kvs}
-                yield from ((gone, None) for gone in sorted(known - there.keys()))
-                yield from there.items()
-                known = set(there)
+                behind = True
             except LogyardError as error:
                 if error.retry == "never":
                     raise

@@ -80,8 +80,16 @@ class EtcdDriver:
             key, end = (key, prefix_end(key)) if key else (FROM_KEY, FROM_KEY)
             asked = {"key": _text(key), "range_end": _text(end)}
         known: set[bytes] = set()
+        behind = False
         while not stop.is_set():
             try:
+                if behind:
+                    answer = self._call("/kv/range", asked)
+                    following, behind = int(answer["header"]["revision"]) + 1, False
+                    there = {_bytes(one["key"]): _bytes(one.get("value", "")) for one in answer.get("kvs", ())}
+                    yield from ((gone, None) for gone in sorted(known - there.keys()))
+                    yield from there.items()
+                    known = set(there)
                 for last, events in self._messages(asked, following):
                     for changed, value in events:
                         (known.discard if value is None else known.add)(changed)
@@ -90,13 +98,8 @@ class EtcdDriver:
                     following = max(following, last + 1)
                     yield None
             except Compacted:
-                answer = self._call("/kv/range", asked)
-                there = {_bytes(one["key"]): _bytes(one.get("value", "")) for one in answer.get("kvs", ())}
-                following = int(answer["header"]["revision"]) + 1
-                yield from ((gone, None) for gone in sorted(known - there.keys()))
-                yield from there.items()
-                known = set(there)
-            except GONE:
+                behind = True
+            except (*GONE, EtcdError):
                 yield None
                 stop.wait(RETRY_S)
 
