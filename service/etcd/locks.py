@@ -6,7 +6,8 @@ clients see one another. A call that waits ends with its connection, and takes i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
@@ -38,8 +39,9 @@ RESIGN = Schema(leader=one(LEADER_KEY))
 
 async def lock(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Wait until the lock is this lease's; return the key whose deletion gives it back."""
-    key, _, revision = await _entered(gateway, asked, None)
-    there = await gateway.run(kv_requests.read(Get(key)))
+    key, mine, revision = await _entered(gateway, asked, None)
+    async with _given_back(gateway, key, mine.create_revision):
+        there = await gateway.run(kv_requests.read(Get(key)))
     if not there.kvs:
         raise GatewayError(UNKNOWN, EXPIRED)
     return {"header": gateway.header.at(revision or there.revision), "key": text(key)}
@@ -152,18 +154,24 @@ async def _entered(gateway: Gateway, asked: Message, value: bytes | None) -> tup
         there = found.results[0]
         assert isinstance(there, GetResult)
         mine = there.kvs[0]._replace(mod_revision=found.revision)
-    same = Compare(key, "create", "=", mine.create_revision)
     if value is not None and value != mine.value:
         # As etcd's answer, at the revision before it.
-        await _txn(gateway, same, put)
+        await _txn(gateway, Compare(key, "create", "=", mine.create_revision), put)
         mine = mine._replace(value=value)
-    try:
+    async with _given_back(gateway, key, mine.create_revision):
         waited = await _first_of(gateway, prefix, mine.create_revision)
+    return key, mine, 0 if waited else found.revision
+
+
+@asynccontextmanager
+async def _given_back(gateway: Gateway, key: bytes, revision: int) -> AsyncIterator[None]:
+    """Take the key back that was created at a revision, if the block ends by an error: nobody will be told of it."""
+    try:
+        yield
     except BaseException:
         with trio.CancelScope(shield=True), trio.move_on_after(SESSION_S):
-            await _txn(gateway, same, Delete(key))
+            await _txn(gateway, Compare(key, "create", "=", revision), Delete(key))
         raise
-    return key, mine, 0 if waited else found.revision
 
 
 async def _txn(gateway: Gateway, compare: Compare, then: Put | Delete, *otherwise: Get) -> TxnResult:
