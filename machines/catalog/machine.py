@@ -22,6 +22,8 @@ from .section import At, Section
 
 OWN = "catalog"
 """The section with the versions that the others were written in."""
+SENSELESS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What sections raise over values that are missing, or of another kind than they take."""
 
 
 class Catalog:
@@ -69,8 +71,9 @@ class Catalog:
             reply = done(section.apply(at, wanted.command, wanted.values))
         except Reject as refusal:
             reply = refused(refusal)
-        except (KeyError, TypeError, ValueError) as error:
-            raise Reject("bad_request", f"{wanted.section} {wanted.command}: {error!r}"[:512]) from error
+        except SENSELESS as error:
+            # Not remembered: members may word it differently, and whoever asks again comes to the same.
+            return Applied(refused(_senseless(wanted.section, wanted.command, error)), effects)
         if wanted.request is not None:
             self._answers.put(wanted.request, reply)
         return Applied(reply, effects)
@@ -145,7 +148,13 @@ class Catalog:
             return done(self.sections[name].ask(asked, values))
         except Reject as refusal:
             return refused(refusal)
+        except SENSELESS as error:
+            raise _senseless(name, asked, error) from error
 
     def overview(self) -> dict[str, Any]:
         """Return the versions in force, for `describe`."""
         return {"sections": dict(self._known)}
+
+
+def _senseless(section: str, asked: str, error: Exception) -> Reject:
+    return Reject("bad_request", f"{section} {asked}: {error!r}"[:512])

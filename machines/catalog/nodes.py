@@ -133,8 +133,9 @@ class Nodes:
 
     def _invite(self, at: At, values: Mapping[str, Any]) -> Any:
         """Store a way in; those that are over go."""
-        secret, until, replaces = bytes(values["hash"]), int(values["until"]), int(values.get("replaces", 0))
-        if len(secret) != HASH_BYTES or until <= at.now:
+        secret, until, replaces = values["hash"], int(values["until"]), int(values.get("replaces", 0))
+        # `bytes` of a number are so many: of a large one there may be no memory.
+        if type(secret) is not bytes or len(secret) != HASH_BYTES or until <= at.now:
             raise Reject("bad_request", f"an invitation has a hash of {HASH_BYTES} bytes and holds for some time")
         if replaces and (self.rows.get(replaces) is None):
             raise Reject("refused", f"there is no node {replaces} to replace")
@@ -146,7 +147,7 @@ class Nodes:
 
     def _join(self, at: At, values: Mapping[str, Any]) -> Any:
         """Give a directory its number; the same directory gets the same one again."""
-        secret, directory = bytes(values["hash"]), int(values["directory"])
+        secret, directory = values["hash"], int(values["directory"])
         if not self.uid:
             raise Reject("busy", "the catalogue is being founded: try again in a second")
         found = next(((number, row) for number, row in self.invites if row.hash == secret), None)

@@ -120,10 +120,12 @@ class Table(Generic[Row]):
 
     def put(self, number: int, row: Row) -> None:
         """Store a row, in place of the one of that number."""
+        # First: what can't be packed changes nothing.
+        data = self._packed_row(row)
         rows = self._opened(number // ROWS_PER_SHARD)
         self._count += number not in rows
         self.changes += 1
-        rows[number] = self._packed_row(row)
+        rows[number] = data
         self.next = max(self.next, number + 1)
 
     def skip(self, number: int) -> None:

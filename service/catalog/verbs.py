@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from types import MappingProxyType
 from typing import Any
 
+from logyard.engine.machine import Reject
 from logyard.engine.replica.member import Member
 from logyard.machines.catalog.command import question as question_of
 from logyard.machines.catalog.command import result_of
@@ -66,7 +67,10 @@ class CatalogVerbs:
             plan = await self._keeper.plan()
             found = {} if plan is None else shown(plan)
         else:
-            found = result_of(catalog.query(question_of(section, question, values)))
+            try:
+                found = result_of(catalog.query(question_of(section, question, values)))
+            except Reject as reject:
+                raise BadRequest(reject.message) from None
         return {
             "node": self._node_id, "applied": member.raft.applied, "leader": member.raft.leader,
             "trouble": self._keeper.trouble, "result": found,

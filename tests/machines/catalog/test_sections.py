@@ -12,7 +12,7 @@ from logyard.machines.catalog import At, Catalog, Section
 from logyard.machines.catalog.command import command, question, result_of
 from logyard.machines.catalog.cursors import Cursors
 from logyard.machines.catalog.section import ROWS_PER_SHARD, Table
-from logyard.protocol.errors import LogyardError, Refused
+from logyard.protocol.errors import BadRequest, LogyardError, Refused
 
 from .told import Told
 
@@ -134,12 +134,19 @@ def test_what_is_no_command(data: bytes) -> None:
 
 
 def test_a_command_that_lacks_something() -> None:
-    with pytest.raises(Reject, match="tallies count: KeyError"):
+    with pytest.raises(BadRequest, match="tallies count: KeyError"):
         Told(catalog())("tallies", "count")
     with pytest.raises(LogyardError, match="no command 'boom'"):
         Told(catalog())("tallies", "boom")
     with pytest.raises(Reject, match=r"no question tallies\.boom"):
         catalog().query(question("tallies", "boom", {}))
+
+
+def test_what_can_not_be_packed_changes_nothing() -> None:
+    table: Table[tuple[Any, ...]] = Table("rows", lambda *values: values)
+    with pytest.raises(OverflowError):
+        table.add((1 << 64,))
+    assert (len(table), table.next, table.changes) == (0, 1, 0)
 
 
 def test_shards_of_nobody_are_refused() -> None:
