@@ -22,4 +22,4 @@ def make_sections() -> Sequence[Section]:
     """Return fresh sections, each given what it needs of those before it."""
     plan = Plan()
     logs = Logs(plan.has)
-    return plan, logs, Nodes(logs.held), Cursors()
+    return plan, logs, Nodes(logs.held, logs.awaited), Cursors()

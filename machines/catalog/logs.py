@@ -125,6 +125,10 @@ class Logs:
         """Count the logs that have, or are to have, a member on a node, and those that it has not let go."""
         return self._held[node]
 
+    def awaited(self, node: int) -> int:
+        """Count those of `held` that are going, and wait for the node to let them go."""
+        return sum(row.state in LEAVING and node in row.waiting for row in self.going_on())
+
     def __iter__(self) -> Iterator[Log]:
         """Yield all logs, in the order in which they came."""
         return (row for _, row in self.rows)

@@ -64,15 +64,17 @@ class Invite(NamedTuple):
 
 
 class Nodes:
-    """All nodes by number. `held(node)` counts the logs that count it as a member."""
+    """All nodes by number. `held(node)` counts the logs that count it as a member, `awaited(node)` those of them that
+    are going and wait for it to let them go."""
 
     name: ClassVar[str] = "nodes"
     version: ClassVar[int] = 1
     commands: ClassVar[Collection[str]] = ("found", "finalise", "hello", "invite", "join", "update", "replace", *NEXT)
     questions: ClassVar[Collection[str]] = ("list",)
 
-    def __init__(self, held: Callable[[int], int]) -> None:
+    def __init__(self, held: Callable[[int], int], awaited: Callable[[int], int]) -> None:
         self._held = held
+        self._awaited = awaited
         self.rows: Table[Node] = Table("rows", Node)
         self.invites: Table[Invite] = Table("invites", Invite)
         self.uid = 0
@@ -89,7 +91,7 @@ class Nodes:
     def ask(self, question: str, values: Mapping[str, Any]) -> Any:
         """Return all nodes that were not removed, unless `removed` asks for them, too."""
         rows = [(number, row) for number, row in self.rows if values.get("removed") or row.state != REMOVED]
-        return [{"node": number, **row._asdict(), "held": self._held(number)} for number, row in rows]
+        return [{"node": number, **row._asdict(), "held": self._keeping(number, row)} for number, row in rows]
 
     def _found(self, at: At, values: Mapping[str, Any]) -> Any:
         """Note whose catalogue this is; there is one founder."""
@@ -200,13 +202,18 @@ class Nodes:
         steps = NEXT[command]
         if row.state in steps:
             state = steps[row.state]
-            if state == REMOVED and (left := self._held(number)):
+            if state == REMOVED and (left := self._keeping(number, row)):
                 raise Reject("refused", f"{left} logs have a member on node {number}: `logyard nodes drain` it first")
             self.rows.put(number, row._replace(state=state, since=at.now))
             return state
         if row.state in steps.values() or command in ("heard", "silent"):
             return row.state
         raise Reject("refused", f"node {number} is {row.state}: {command.replace('_', '-')} is for {', '.join(steps)}")
+
+    def _keeping(self, number: int, row: Node) -> int:
+        """Count the logs that keep a node from being removed. One that is dead lets nothing go: what only waits for
+        that does not count."""
+        return self._held(number) - (self._awaited(number) if row.state in (DEAD, REMOVED) else 0)
 
     def _row(self, number: int) -> tuple[int, Node]:
         row = self.rows.get(number)

@@ -23,7 +23,7 @@ from logyard.engine.replica.member import Member
 from logyard.engine.types import Spec
 from logyard.machines.catalog import Catalog
 from logyard.machines.catalog.logs import DELETING, MAKING, RESERVED, UNDOING, Log, Logs
-from logyard.machines.catalog.nodes import Node, Nodes
+from logyard.machines.catalog.nodes import REMOVED, Node, Nodes
 from logyard.machines.catalog.plan import Move
 from logyard.machines.catalog.plan import Plan as PlanSection
 from logyard.machines.catalog.section import Table
@@ -363,7 +363,8 @@ class Keeper:
             self._reported = {uid: index for uid, index in self._reported.items() if uid in here.members}
 
     async def _let_go(self, catalog: Catalog) -> None:
-        """Let go what was deleted or is taken back, and say so; finish what nobody finishes, as the leader."""
+        """Let go what was deleted or is taken back, and say so; as the leader, say so for nodes that were removed, and
+        finish what nobody finishes."""
         here, registry = self._here, self._doors.registry
         rows = logs_of(catalog).going_on()
         gone: list[int] = []
@@ -377,11 +378,21 @@ class Keeper:
                     gone.append(row.uid)
         if gone:
             await self._doors.calls.change("logs", "gone", {"uids": gone, "node": here.node_id})
+        if rows and self._doors.calls.leads():
+            await self._let_go_for_removed(catalog, rows)
         now = time.monotonic()
         self._making = {row.uid: self._making.get(row.uid, now) for row in rows if row.state == MAKING}
         late = [row for row in rows if row.state == MAKING and now - self._making[row.uid] > FINISH_S]
         if late and self._doors.calls.leads():
             await self._doors.finish(late[:FINISHED_MAX])
+
+    async def _let_go_for_removed(self, catalog: Catalog, rows: Sequence[Log]) -> None:
+        """Say of nodes that were removed that they have nothing any more: they never will themselves."""
+        awaited = {node for row in rows for node in row.waiting}
+        for node, known in nodes_of(catalog).rows if awaited else ():
+            if node in awaited and known.state == REMOVED:
+                uids = [row.uid for row in rows if node in row.waiting]
+                await self._doors.calls.change("logs", "gone", {"uids": uids, "node": node})
 
     # Where it leads.
 

@@ -106,6 +106,24 @@ def test_which_state_follows() -> None:
     assert told.ask("nodes", "list") == [] and len(told.ask("nodes", "list", removed=True)) == 1
 
 
+def test_a_dead_node_is_kept_by_nothing_that_only_waits_for_it() -> None:
+    told = Told()
+    hello(told, 1)
+    hello(told, 2)
+    told("logs", "create", logs=[wanted("a", 7, 1, 2), wanted("b", 8, 1, 2)])
+    told("logs", "report", logs=[(7, 5, (1, 2), ()), (8, 5, (1, 2), ())])
+    told("logs", "delete", uid=7)
+    assert [row["held"] for row in told.ask("nodes", "list")] == [2, 2]
+    told("nodes", "drain", node=1)
+    told("nodes", "declare_dead", node=2)
+    assert [row["held"] for row in told.ask("nodes", "list")] == [2, 1], "who lives says so itself, soon"
+    for node, count in ((1, 2), (2, 1)):
+        with pytest.raises(Refused, match=f"{count} logs have a member on node {node}"):
+            told("nodes", "remove", node=node)
+    told("logs", "delete", uid=8)
+    assert told("nodes", "remove", node=2) == "removed"
+
+
 def test_names_are_final_when_every_node_is_new() -> None:
     told = Told()
     hello(told, 1)

@@ -251,6 +251,27 @@ async def test_a_node_that_drains_gives_up_what_it_has_and_is_removed(tmp_path: 
         await until(lambda: states(run, 1)[4] == "removed", "it is gone")
 
 
+async def test_what_is_deleted_waits_for_no_node_that_is_gone_for_good(tmp_path: Path) -> None:
+    """A dead node lets nothing go: it could never be removed, and what it once had stayed in the catalogue for ever."""
+    async with cluster(tmp_path, 4, catalog=True) as run:
+        await founded(run, 1, 2, 3)
+        for name in ("a", "b"):
+            await run.create(name, members=[2, 3, 4])
+        await until(lambda: known(run, 1)["b"].seen, "both are known")
+        await run.crash(4)
+        await change(run, "nodes", "declare_dead", node=4)
+        await run.nodes[await run.leader("a")].delete_group("a")
+        await until(lambda: "a" in known(run, 1) and known(run, 1)["a"].waiting == (4,), "it waits for the dead one alone")
+        await until(lambda: replicas(run, "b") == {1, 2, 3}, "the other one is elsewhere")
+        rows = (await run.nodes[1].catalog("nodes", "list", {}, "linearizable"))["result"]
+        assert {row["node"]: row["held"] for row in rows} == {1: 1, 2: 1, 3: 1, 4: 0}
+        await change(run, "nodes", "remove", node=4)
+        await until(lambda: "a" not in known(run, 1), "nobody waits for a node that was removed")
+        # It was to be made on that node, too.
+        await run.nodes[await run.leader("b")].delete_group("b")
+        await until(lambda: not known(run, 1), "nor does what goes later")
+
+
 async def test_a_lost_majority_is_recovered_and_what_the_copy_lacks_reported_again(tmp_path: Path) -> None:
     async with cluster(tmp_path, 5, catalog=True) as run:
         await founded(run, 1, 2, 3)
