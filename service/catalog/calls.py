@@ -18,8 +18,8 @@ from logyard.engine.machine import Reject
 from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import CATALOG_ANSWER, CATALOG_ASK, SendBlob
-from logyard.machines.catalog.command import REQUEST_BYTES, command, command_of, result_of
-from logyard.protocol.errors import Busy, LogyardError, NotLeader
+from logyard.machines.catalog.command import REQUEST_BYTES, command, command_of, refused, result_of
+from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader
 from logyard.protocol.pending import PendingReply
 
 PATIENCE_S = 5.0
@@ -175,4 +175,9 @@ class CatalogCalls:
 
     def _say(self, node: int, request: int, reply: bytes | None, error: str | None) -> None:
         header = {"reply": reply, "error": error, "leader": self.leader()}
-        self._network.send(node, CATALOG_ANSWER, request, header)
+        try:
+            self._network.send(node, CATALOG_ANSWER, request, header)
+        except BadRequest as large:
+            # It would be as large whenever it is asked for again, so this is the answer.
+            told = Reject(large.code, f"it was carried out, but its answer is too large: {large}")
+            self._network.send(node, CATALOG_ANSWER, request, {**header, "reply": refused(told)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,12 +13,13 @@ from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.ring_room import RING
 from logyard.engine.transport.blobs import CATALOG_ASK
-from logyard.machines.catalog.command import command, done
+from logyard.engine.transport.frame import BLOB_HEADER_BYTES_MAX, encode_blob
+from logyard.machines.catalog.command import command, done, result_of
 from logyard.machines.catalog.cursors import Cursors
 from logyard.machines.catalog.logs import LIVE, Logs
 from logyard.machines.catalog.nodes import Nodes
 from logyard.machines.catalog.plan import Plan
-from logyard.protocol.errors import Busy, GroupStopped, LogyardError, Unknown, UnknownGroup
+from logyard.protocol.errors import BadRequest, Busy, GroupStopped, LogyardError, Unknown, UnknownGroup
 from logyard.service.catalog.calls import FREES, CatalogCalls, Network, frees
 from logyard.service.catalog.keeper import catalog_uid
 from logyard.service.group_verbs import ByCatalogue
@@ -64,6 +65,28 @@ def test_what_frees_space_is_there_and_what_adds_to_the_catalogue_is_not_among_i
         ("cursors", "advance"),
     ):
         assert adds in there and not frees(command(*adds, {}))
+
+
+async def test_an_answer_that_fits_in_no_message_is_told_so() -> None:
+    """It ended the node that led the catalogue, and, asked for again, each that led it after that."""
+    told: list[Mapping[str, Any]] = []
+
+    def send(node: int, kind: int, request: int, header: Mapping[str, Any]) -> bool:
+        encode_blob(kind, request, header)
+        told.append(header)
+        return True
+
+    async def commit(member: Member, command: bytes, *, reserved: bool) -> bytes:
+        return done(["x" * BLOB_HEADER_BYTES_MAX])
+
+    member = member_of({1}, name="_catalog")
+    later: list[Any] = []
+    calls = CatalogCalls(1, lambda: member, commit, Network({1, 2}, send), lambda *call: later.append(call))
+    calls.on_blob(2, CATALOG_ASK, 1, {"command": command("logs", "create", {"logs": []})})
+    ((do, *arguments),) = later
+    await do(*arguments)
+    with pytest.raises(BadRequest, match="carried out, but its answer is too large"):
+        result_of(told[0]["reply"])
 
 
 async def test_a_full_catalogue_can_be_made_smaller(tmp_path: Path) -> None:
