@@ -61,16 +61,19 @@ class Places:
         if not peer or self._known.get(node) == place:
             return
         reachable = address(peer)
-        self._known[node] = place
-        await self._store([encode(self._known)])
+        known = {**self._known, node: place}
+        await self._store([encode(known)])
+        self._known = known
         if self._network is not None:
             self._network.add_peer(node, reachable)
         self._tell(node, client)
 
     async def part(self, node: int) -> None:
         """Know a node no more."""
-        if self._known.pop(node, None) is not None:
-            await self._store([encode(self._known)])
+        if node in self._known:
+            known = {other: place for other, place in self._known.items() if other != node}
+            await self._store([encode(known)])
+            self._known = known
             if self._network is not None:
                 self._network.remove_peer(node)
             self._tell(node, "")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from logyard.protocol.errors import BadRequest
+from logyard.protocol.errors import BadRequest, NoSpace
 from logyard.service.catalog.places import Place, Places, address, decode, reachable
 from logyard.service.catalog.verbs import CatalogVerbs
 
@@ -30,6 +30,30 @@ async def test_what_is_no_address_is_not_stored(text: str) -> None:
     assert not rows and not dialled
     await places.meet(2, "node-2:7000", "c:1")
     assert dialled == [(2, ("node-2", 7000))] and decode(rows[0][1]) == {2: Place("node-2:7000", "c:1")}
+
+
+async def test_what_could_not_be_stored_is_done_at_the_next_look() -> None:
+    """A node whose address found no space was never dialled, and one that left was dialled for ever, until a restart."""
+    full = True
+    done: list[Any] = []
+
+    async def store(found: Any) -> None:
+        if full:
+            raise NoSpace("full")
+
+    network = SimpleNamespace(
+        add_peer=lambda *what: done.append(("dialled", *what)), remove_peer=lambda node: done.append(("left", node))
+    )
+    places = Places({3: Place("c:3", "c:4")}, cast(Any, network), store, lambda *what: done.append(("told", *what)))
+    for look in (lambda: places.meet(2, "b:1", "b:2"), lambda: places.part(3)):
+        with pytest.raises(NoSpace):
+            await look()
+    assert not done
+    full = False
+    for _ in range(2):
+        await places.meet(2, "b:1", "b:2")
+        await places.part(3)
+    assert done == [("dialled", 2, ("b", 1)), ("told", 2, "b:2"), ("left", 3), ("told", 3, "")]
 
 
 @pytest.mark.parametrize(
