@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from logyard.machines.catalog.logs import LIVE, Log
+from logyard.machines.catalog.logs import LEAVING, LIVE, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, REMOVED, RETURNED, Node
 from logyard.machines.catalog.plan import Move
 
@@ -110,7 +110,9 @@ class Reconciler:
         load: Counter[int] = Counter()
         for number, move in seen.moves.items():
             load.update(_touched(move.source, move.target, seen.nodes))
-            if seen.find(move.uid) is None:
+            log = seen.find(move.uid)
+            if log is None or log.state in LEAVING:
+                # What is deleted has no leader that could step, and may wait for a dead node for ever.
                 end.append(number)
             elif move.step != UNDO and _is_vain(move, seen.nodes):
                 undo.append(number)
@@ -163,7 +165,7 @@ def _is_vain(move: Move, nodes: Mapping[int, Node]) -> bool:
     """Return whether a move has lost its reason, or can't come to its end: who was dead is back, or its target is."""
     source, target = nodes.get(move.source), nodes.get(move.target)
     back = move.why.endswith("is dead") and source is not None and source.state in (ACTIVE, RETURNED)
-    return back or (bool(move.target) and (target is None or target.state == DEAD))
+    return back or (bool(move.target) and (target is None or target.state in (DEAD, REMOVED)))
 
 
 def _proposal(one: Proposed) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import trio.testing
 
 from logyard.engine.raft.configuration import Change, Configuration, apply_changes
 from logyard.engine.raft.state import LEADER
-from logyard.machines.catalog.logs import LIVE, Log
-from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, RETURNED, SILENT, Node
+from logyard.machines.catalog.logs import DELETING, LIVE, Log
+from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, REMOVED, RETURNED, SILENT, Node
 from logyard.machines.catalog.plan import Move
 from logyard.protocol.errors import Refused
 from logyard.service.catalog.mover import APART_S, UNDO, WAIT, Mover, Step, next_step
@@ -272,3 +272,23 @@ def test_what_is_in_vain_is_given_up() -> None:
     assert world.look().undo == [1]
     world.logs.clear()
     assert world.look().end == [1]
+
+
+def test_a_move_ends_with_its_log_though_that_waits_for_the_dead() -> None:
+    """It was under way for ever: of these so many, and nothing was begun any more for any log."""
+    world = World(4, 2 * PER_NODE)
+    world.nodes[3] = node(DEAD)
+    world.take(world.look())
+    for one in world.moves.values():
+        world.logs[one.uid] = world.logs[one.uid]._replace(state=DELETING, waiting=(3,))
+    found = world.look()
+    assert found.end == list(world.moves) and not found.propose
+    world.moves.clear()
+    assert len(world.look().propose) == PER_NODE
+
+
+def test_a_move_to_who_was_removed_is_given_up() -> None:
+    world = World(4, 1)
+    world.nodes[3], world.nodes[4] = node(DEAD), node(REMOVED)
+    world.moves[1] = move("replace", 3, 4)._replace(uid=1)
+    assert world.look().undo == [1]
