@@ -190,15 +190,23 @@ class ByCatalogue:
         let_go: Callable[[Sequence[int]], Awaitable[None]],
     ) -> None:
         self._births = births
-        self.create_batch = births.create_batch
         self._find = find
         self._delete = delete
         self._let_go = let_go
 
     async def create_groups(self, specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create groups, whose names are nobody else's in the cluster; equal ones may exist."""
+        for spec in specs:
+            _check_open(spec.get("machine"))
         found = await self._births.create(specs)
         return [{"name": spec.name, "uid": spec.uid, "members": list(spec.voters)} for spec in found]
+
+    async def create_batch(
+        self, names: Sequence[str], members: Sequence[int], machine: str, arguments: Mapping[str, Any]
+    ) -> int:
+        """Create groups of one definition, asleep; return how many are new."""
+        _check_open(machine)
+        return await self._births.create_batch(names, members, machine, arguments)
 
     async def delete_group(self, name: str, force: bool = False, topic: int = 0) -> None:
         """Delete a group; the catalogue knows it first, so that nobody counts on it any more. Raises `NotLeader`,

@@ -189,6 +189,10 @@ class GroupRegistry:
             await self._define(fresh)
         return specs
 
+    def check(self, request: Mapping[str, Any]) -> None:
+        """Raise `BadRequest` for what `create` would refuse of a request as such: its name, its members, its machine."""
+        self._spec(request, 0)
+
     async def define(self, specs: Sequence[Spec], asleep: bool = False) -> None:
         """Make groups whose uids and definitions were agreed on, on a majority of their members each; those that are
         here already are told to the others again. Raises `GroupExists`, and `Busy` where no majority answers: each is
@@ -304,8 +308,9 @@ class GroupRegistry:
         if unknown:
             raise BadRequest(f"group {name!r} names nodes {unknown}, which this node has no address for")
         machine, arguments = str(request.get("machine") or "log"), dict(request.get("arguments") or {})
-        self._create_machine(machine, arguments)
-        return Spec(int.from_bytes(os.urandom(8), "little") | 1, name, machine, arguments, voters, now)
+        spec = Spec(int.from_bytes(os.urandom(8), "little") | 1, name, machine, arguments, voters, now)
+        self._check_foreign(spec)
+        return spec
 
     async def _define(self, specs: Sequence[Spec], asleep: bool = False) -> None:
         """Have every member's node store the definitions; a majority must, the others learn later. `asleep`: nobody

@@ -24,6 +24,10 @@ STEP = 256
 class Registry(Protocol):
     """Who makes groups on their members' nodes."""
 
+    def check(self, request: Mapping[str, Any]) -> None:
+        """Raise `BadRequest` for a name, members or a machine that no group can have here."""
+        ...
+
     async def define(self, specs: Sequence[Spec], asleep: bool = False) -> None:
         """Make groups whose uids were agreed on; idempotent. `asleep`: nobody uses them yet."""
         ...
@@ -38,7 +42,10 @@ class Births:
 
     async def create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
         """Create groups: each request has name, members, machine, arguments. Raises what the first refusal says; the
-        others are made all the same."""
+        others are made all the same. Raises `BadRequest` for what can't be made: before there is an intent, which would
+        wait for its members to let it go."""
+        for request in requests:
+            self._registry.check(request)
         wanted = [
             {**request, "members": sorted(set(request["members"])), "uid": int.from_bytes(os.urandom(8), "little") | 1}
             for request in requests
@@ -51,6 +58,8 @@ class Births:
         """Create groups of one definition, asleep; return how many are new. Raises as `create`."""
         first = draw_batch()
         model = {"members": sorted(set(members)), "machine": machine, "arguments": dict(arguments)}
+        for name in names[:1]:
+            self._registry.check({**model, "name": name})
         wanted = [{**model, "name": name, "uid": first + at} for at, name in enumerate(dict.fromkeys(names))]
         return sum([(await self._create(wanted[at : at + STEP], True))[1] for at in range(0, len(wanted), STEP)])
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
 from logyard.machines.catalog.logs import RESERVED, Log
 from logyard.machines.log.command import APPEND
-from logyard.protocol.errors import Busy, GroupExists, LogyardError, Refused
+from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, Refused
 from logyard.service.catalog.keeper import catalog_uid, logs_of, nodes_of
+from logyard.service.catalog.calls import PATIENCE_S
 from logyard.service.memory_cluster import MemoryCluster
 from logyard.testing import cluster, until
+
+GOOD = {"members": [1, 2], "machine": "log", "arguments": {}}
 
 
 def known(run: MemoryCluster, node: int) -> dict[str, Log]:
@@ -54,6 +59,33 @@ async def test_founded_by_the_lowest_and_known_everywhere(tmp_path: Path) -> Non
         await until(lambda: all("a" not in known(run, node) for node in run.nodes), "it is gone, and let go")
         with pytest.raises(Refused, match="the cluster's own"):
             await run.nodes[1].delete_group(RESERVED)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"members": [9]},
+        {"members": [1, 2, 9]},
+        {"members": [1, 1 << 40]},
+        {"machine": "catalog"},
+        {"machine": "none"},
+        {"arguments": {"none": 1}},
+        {"arguments": {"start": "x"}},
+    ],
+    ids=str,
+)
+async def test_what_can_not_be_made_leaves_no_intent(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """Who is no node never says that it has let go, so each of these stayed in the catalogue for ever."""
+    async with cluster(tmp_path, 2, catalog=True) as run:
+        await founded(run, 1)
+        spec = {"members": [1, 2], "machine": "log", "arguments": {}, **wrong}
+        with trio.fail_after(PATIENCE_S):
+            with pytest.raises(BadRequest):
+                await run.nodes[1].create_groups([{"name": "good", **spec, **GOOD}, {"name": "a", **spec}])
+            with pytest.raises(BadRequest):
+                await run.nodes[1].create_batch(["a", "b"], **spec)
+        assert not known(run, 1)
+        await run.create("a")
 
 
 async def test_a_batch_is_the_clusters_too_and_sleeps(tmp_path: Path) -> None:
