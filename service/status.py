@@ -230,6 +230,7 @@ class GroupStatus:
                     "leader_since_ms": here.leader_cache.of(member.uid).since_ms,
                     "term": raft.term,
                     "last": raft.log.last_index,
+                    "last_term": raft.log.last_term,
                     "stable": raft.log.stable,
                     "commit": raft.commit,
                     "applied": raft.applied,
@@ -279,6 +280,7 @@ class GroupStatus:
         return brief | {
             "membership": "voter" if here.node_id in row.shape.voters else "learner",
             "leader_since_ms": row.since_ms,
+            "last_term": row.term,
             "stable": row.last,
             "pending_bytes": 0,
         }

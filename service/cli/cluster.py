@@ -68,7 +68,7 @@ def recover(sure: bool, servers: list[str], output: Output) -> None:
             raise Refused("no node that answers has a copy of the catalogue")
         if led := [node for node, row in copies.items() if row["leader"] in copies]:
             raise Refused(f"nodes {sorted(led)} hear a leader of the catalogue: its majority is there")
-        best = max(copies, key=lambda node: (copies[node]["term"], copies[node]["last"], -node))
+        best = max(copies, key=lambda node: (copies[node]["last_term"], copies[node]["last"], -node))
         index = yard.force_shrink(NAME, best)
         paused = _pause(yard)
     fields = {"ok": paused, "node": best, "index": index, "copies": sorted(copies), "paused": paused}

@@ -19,7 +19,7 @@ SHAPE = SimpleNamespace(machine="log", voters=(1, 2), learners=(3,))
 
 
 def awake(uid: int, name: str, role: int = FOLLOWER, state: str = RUNNING, applied: int = 10, pending: int = 0) -> Any:
-    log = SimpleNamespace(last_index=12, stable=11, first_index=1)
+    log = SimpleNamespace(last_index=12, last_term=3, stable=11, first_index=1)
     configuration = SimpleNamespace(voters=(1, 2, 3), learners=(), outgoing=())
     raft = SimpleNamespace(
         role=role, applied=applied, commit=applied + 1, leader=1, term=4, log=log, configuration=configuration,
