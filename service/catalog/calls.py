@@ -116,6 +116,9 @@ class CatalogCalls:
         leader = self.leader() or self._hint or self._anybody()
         if leader == self._node_id:
             reply, _ = await self._here(data)
+            if reply is None:
+                # Whoever named this node may be mistaken.
+                self._hint = 0
             return reply
         self._next += 1
         request = self._next

@@ -27,7 +27,7 @@ from logyard.machines.catalog.nodes import REMOVED, Node, Nodes
 from logyard.machines.catalog.plan import Move
 from logyard.machines.catalog.plan import Plan as PlanSection
 from logyard.machines.catalog.section import Table
-from logyard.protocol.errors import Busy, LogyardError
+from logyard.protocol.errors import LogyardError
 
 from .calls import CatalogCalls
 from .electorate import next_step
@@ -237,10 +237,9 @@ class Keeper:
         for part in (self._introduce, self._acquaint, self._lead, self._report, self._let_go, self._move):
             try:
                 await part(catalog)
-            except Busy:
-                raise
             except LogyardError as error:
-                # Who is refused under its number, say, still has groups to report.
+                # Who is refused under its number, say, still has groups to report; and where the catalogue has no room
+                # for one thing it has some for what frees space.
                 trouble = trouble or str(error)
         self._complain(trouble or self._other_founder())
 

@@ -12,7 +12,7 @@ import pytest
 from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.ring_room import RING
-from logyard.engine.transport.blobs import CATALOG_ASK
+from logyard.engine.transport.blobs import CATALOG_ANSWER, CATALOG_ASK
 from logyard.engine.transport.frame import BLOB_HEADER_BYTES_MAX, encode_blob
 from logyard.machines.catalog.command import command, done, result_of
 from logyard.machines.catalog.cursors import Cursors
@@ -109,6 +109,45 @@ async def test_a_full_catalogue_can_be_made_smaller(tmp_path: Path) -> None:
             row = known(run, 1).get("a")
             assert row is None or row.state != LIVE
             await until(lambda: "a" not in known(run, 1), "it is let go, and forgotten")
+
+
+async def test_a_node_that_started_while_it_is_full_lets_go_all_the_same(tmp_path: Path) -> None:
+    """What it says of itself is news after each start, has no room, and kept it from everything else."""
+    async with cluster(tmp_path, 1, catalog=True, ring_slots=SLOTS, snapshot_entries=1 << 20) as run:
+        await founded(run, 1)
+        await run.create("a")
+        await until(lambda: known(run, 1)["a"].state == LIVE and known(run, 1)["a"].seen, "it lives")
+        node, uid = run.nodes[1], known(run, 1)["a"].uid
+        keeper = node.keeper
+        assert keeper is not None
+        member, said = node.system.members[catalog_uid("testing")], keeper._here.said()
+        async with node.system.storage.janitor.lock:
+            with pytest.raises(Busy):
+                while member.raft.log.last_index - member.compactable < 2 * SLOTS:
+                    await keeper._doors.calls.change("cursors", "advance", {"name": "x", "by": 1}, patience_s=0.2)
+            keeper._here = keeper._here._replace(said=lambda: {**said, "epoch": said["epoch"] + 1})
+            await until(lambda: "busy" in keeper.trouble, "it can't say so")
+            await keeper._doors.calls.change("logs", "delete", {"uid": uid})
+            await until(lambda: "a" not in known(run, 1), "it is let go, and forgotten")
+        await until(lambda: not keeper.trouble, "and said, when there is room")
+
+
+async def test_who_is_told_to_ask_itself_asks_others_again() -> None:
+    """Without a copy it asked nobody else from then on, until its restart."""
+    asked: list[int] = []
+
+    def send(node: int, kind: int, request: int, header: Mapping[str, Any]) -> bool:
+        asked.append(node)
+        # Node 2 takes node 1 for the leader; node 3 leads.
+        answer = {"reply": None, "error": "", "leader": 1} if node == 2 else {"reply": done(7), "leader": 3}
+        calls.on_blob(node, CATALOG_ANSWER, request, answer)
+        return True
+
+    nobody = cast(Any, None)
+    calls = CatalogCalls(1, lambda: None, nobody, Network({1, 2, 3}, send), nobody)
+    for _ in range(2):
+        assert await calls.change("nodes", "hello", {}, patience_s=1.0) == 7
+    assert asked.count(2) <= 1 and set(asked) <= {2, 3}
 
 
 @pytest.mark.parametrize("error", [UnknownGroup("gone"), GroupStopped("deleted"), Unknown("asked, and gone")])
