@@ -190,7 +190,7 @@ class GroupRegistry:
         return specs
 
     def check(self, request: Mapping[str, Any]) -> None:
-        """Raise `BadRequest` for what `create` would refuse of a request as such: its name, its members, its machine."""
+        """Raise `BadRequest` for what `create` would refuse as such: a name, members, a machine."""
         self._spec(request, 0)
 
     async def define(self, specs: Sequence[Spec], asleep: bool = False) -> None:

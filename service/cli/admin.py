@@ -90,7 +90,9 @@ def scrub(node: int | None, last: bool, servers: list[str], output: Output) -> N
         pause = threading.Event().wait
         while any(row["passes"] < wanted[each][0] for each, row in found.items()):
             pause(SCRUB_LOOK_S)
-            for each, row in yard.scrub(node).items():
+            # Those that it began with: nodes may join, and go, meanwhile.
+            for each in found:
+                row = yard.scrub(each)[each]
                 if row["epoch"] != wanted[each][1]:
                     raise click.ClickException(f"node {each} was started again meanwhile: its scrub did not end")
                 found[each] = row

@@ -33,7 +33,7 @@ async def test_what_is_no_address_is_not_stored(text: str) -> None:
 
 
 async def test_what_could_not_be_stored_is_done_at_the_next_look() -> None:
-    """A node whose address found no space was never dialled, and one that left was dialled for ever, until a restart."""
+    """A node whose address found no space was never dialled, and one that left was for ever, until a restart."""
     full = True
     done: list[Any] = []
 

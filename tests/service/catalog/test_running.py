@@ -11,8 +11,8 @@ import trio
 from logyard.machines.catalog.logs import RESERVED, Log
 from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, Refused
-from logyard.service.catalog.keeper import catalog_uid, logs_of, nodes_of
 from logyard.service.catalog.calls import PATIENCE_S
+from logyard.service.catalog.keeper import catalog_uid, logs_of, nodes_of
 from logyard.service.memory_cluster import MemoryCluster
 from logyard.testing import cluster, until
 
@@ -293,7 +293,7 @@ async def test_what_is_deleted_waits_for_no_node_that_is_gone_for_good(tmp_path:
         await run.crash(4)
         await change(run, "nodes", "declare_dead", node=4)
         await run.nodes[await run.leader("a")].delete_group("a")
-        await until(lambda: "a" in known(run, 1) and known(run, 1)["a"].waiting == (4,), "it waits for the dead one alone")
+        await until(lambda: "a" in known(run, 1) and known(run, 1)["a"].waiting == (4,), "it waits for the dead one")
         await until(lambda: replicas(run, "b") == {1, 2, 3}, "the other one is elsewhere")
         rows = (await run.nodes[1].catalog("nodes", "list", {}, "linearizable"))["result"]
         assert {row["node"]: row["held"] for row in rows} == {1: 1, 2: 1, 3: 1, 4: 0}
