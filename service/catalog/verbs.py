@@ -91,10 +91,13 @@ class CatalogVerbs:
         """Let an empty directory become a node: its number, and where the others are. The token proves that somebody
         invited it; only its hash is known here."""
         _check_addresses({"peer": peer, "client": client})
+        catalog = self._keeper.catalog
+        if catalog is None or not nodes_of(catalog).rows:
+            # Whoever joins begins with the addresses that it is told here.
+            raise Busy(f"the catalogue ({self._keeper.trouble})", 1.0)
         values = {"hash": hashlib.sha256(token).digest(), "directory": directory, "peer": peer, "client": client}
         number = await self._calls.change("nodes", "join", {**values, "zone": zone, "replaces": replaces})
-        catalog = self._keeper.catalog
-        rows = [] if catalog is None else list(nodes_of(catalog).rows)
+        rows = list(nodes_of(self._keeper.catalog or catalog).rows)
         return {
             "node": number, "cluster": self._cluster,
             "nodes": [[other, row.peer, row.client] for other, row in rows if row.state != REMOVED and other != number],

@@ -7,7 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from logyard.protocol.errors import BadRequest, NoSpace
+from logyard.machines.catalog import Catalog
+from logyard.machines.catalog.nodes import ACTIVE, Node
+from logyard.protocol.errors import BadRequest, Busy, NoSpace
+from logyard.service.catalog.keeper import nodes_of
 from logyard.service.catalog.places import Place, Places, address, decode, reachable
 from logyard.service.catalog.verbs import CatalogVerbs
 
@@ -77,7 +80,8 @@ async def test_nobody_tells_the_catalogue_what_is_no_address(key: str, text: str
         return 4
 
     nobody = cast(Any, None)
-    keeper = SimpleNamespace(catalog=None)
+    keeper = SimpleNamespace(catalog=Catalog())
+    nodes_of(keeper.catalog).rows.put(1, Node(ACTIVE, 7, "n:3", "n:4", 0))
     verbs = CatalogVerbs(1, "c", cast(Any, keeper), cast(Any, SimpleNamespace(change=change)), nobody)
     values = {"peer": "n:1", "client": "n:2", key: text}
     with pytest.raises(BadRequest, match="HOST:PORT"):
@@ -86,4 +90,15 @@ async def test_nobody_tells_the_catalogue_what_is_no_address(key: str, text: str
         await verbs.join(b"token", 1, values["peer"], values["client"], "", 0)
     assert not told
     await verbs.change("nodes", "update", {"node": 2, "zone": "a"})
-    assert (await verbs.join(b"token", 1, "n:1", "", "", 0))["node"] == 4 and len(told) == 2
+    found = await verbs.join(b"token", 1, "n:1", "", "", 0)
+    assert (found["node"], found["nodes"]) == (4, [[1, "n:3", "n:4"]]) and len(told) == 2
+
+
+@pytest.mark.parametrize("catalog", [None, Catalog()], ids=["none", "empty"])
+async def test_nobody_joins_by_a_node_that_knows_no_others(catalog: Catalog | None) -> None:
+    """It was given a number and no addresses, kept both, and reached nobody from then on."""
+    nobody = cast(Any, None)
+    keeper = SimpleNamespace(catalog=catalog, trouble="not heard of yet")
+    verbs = CatalogVerbs(1, "c", cast(Any, keeper), nobody, nobody)
+    with pytest.raises(Busy, match="not heard of yet"):
+        await verbs.join(b"token", 1, "n:1", "n:2", "", 0)
