@@ -91,7 +91,7 @@ class Nodes:
     def ask(self, question: str, values: Mapping[str, Any]) -> Any:
         """Return all nodes that were not removed, unless `removed` asks for them, too."""
         rows = [(number, row) for number, row in self.rows if values.get("removed") or row.state != REMOVED]
-        return [{"node": number, **row._asdict(), "held": self._keeping(number, row)} for number, row in rows]
+        return [{"node": number, **row._asdict(), "held": self._keeping(number, row.state)} for number, row in rows]
 
     def _found(self, at: At, values: Mapping[str, Any]) -> Any:
         """Note whose catalogue this is; there is one founder."""
@@ -202,7 +202,7 @@ class Nodes:
         steps = NEXT[command]
         if row.state in steps:
             state = steps[row.state]
-            if state == REMOVED and (left := self._keeping(number, row)):
+            if state == REMOVED and (left := self._keeping(number, row.state)):
                 raise Reject("refused", f"{left} logs have a member on node {number}: `logyard nodes drain` it first")
             self.rows.put(number, row._replace(state=state, since=at.now))
             return state
@@ -210,10 +210,10 @@ class Nodes:
             return row.state
         raise Reject("refused", f"node {number} is {row.state}: {command.replace('_', '-')} is for {', '.join(steps)}")
 
-    def _keeping(self, number: int, row: Node) -> int:
+    def _keeping(self, number: int, state: str) -> int:
         """Count the logs that keep a node from being removed. One that is dead lets nothing go: what only waits for
         that does not count."""
-        return self._held(number) - (self._awaited(number) if row.state in (DEAD, REMOVED) else 0)
+        return self._held(number) - (self._awaited(number) if state in (DEAD, REMOVED) else 0)
 
     def _row(self, number: int) -> tuple[int, Node]:
         row = self.rows.get(number)

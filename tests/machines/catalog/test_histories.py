@@ -194,6 +194,6 @@ def test_a_planted_bug_is_found(bug: type[Logs] | type[Nodes]) -> None:
         if issubclass(bug, Logs):
             logs: Section = bug()
             return [logs, *(one for one in make_sections() if one.name != "logs")]
-        return [bug(lambda node: 0) if one.name == "nodes" else one for one in make_sections()]
+        return [bug(lambda node: 0, lambda node: 0) if one.name == "nodes" else one for one in make_sections()]
 
     assert any(Judged(seed, make).run() for seed in SEEDS), f"nobody noticed {bug.__name__}"

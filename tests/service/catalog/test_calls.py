@@ -14,6 +14,7 @@ from logyard.engine.replica.member import Member
 from logyard.engine.replica.ring_room import RING
 from logyard.engine.transport.blobs import CATALOG_ANSWER, CATALOG_ASK
 from logyard.engine.transport.frame import BLOB_HEADER_BYTES_MAX, encode_blob
+from logyard.engine.types import Buffer
 from logyard.machines.catalog.command import command, done, result_of
 from logyard.machines.catalog.cursors import Cursors
 from logyard.machines.catalog.logs import LIVE, Logs
@@ -71,7 +72,7 @@ async def test_an_answer_that_fits_in_no_message_is_told_so() -> None:
     """It ended the node that led the catalogue, and, asked for again, each that led it after that."""
     told: list[Mapping[str, Any]] = []
 
-    def send(node: int, kind: int, request: int, header: Mapping[str, Any]) -> bool:
+    def send(node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()) -> bool:
         encode_blob(kind, request, header)
         told.append(header)
         return True
@@ -136,7 +137,7 @@ async def test_who_is_told_to_ask_itself_asks_others_again() -> None:
     """Without a copy it asked nobody else from then on, until its restart."""
     asked: list[int] = []
 
-    def send(node: int, kind: int, request: int, header: Mapping[str, Any]) -> bool:
+    def send(node: int, kind: int, request: int, header: Mapping[str, Any], body: Sequence[Buffer] = ()) -> bool:
         asked.append(node)
         # Node 2 takes node 1 for the leader; node 3 leads.
         answer = {"reply": None, "error": "", "leader": 1} if node == 2 else {"reply": done(7), "leader": 3}
