@@ -10,7 +10,7 @@ consumers of all faces (`_async.consumer`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 from logyard.protocol.groups import NO_OFFSET, Commit, Key, Owned, PartitionShape, Shape, Standing
@@ -114,6 +114,15 @@ class Reading:
     def give(self, offset: int) -> None:
         """Note that the loop got this record."""
         self.given = offset + 1
+
+    def put_back(self, record: Record) -> None:
+        """Have a record that was not given be the next one again."""
+        self.records = chain((record,), self.records)
+
+    def take_back(self, offset: int) -> None:
+        """Note that the loop did not get this record after all: it is fetched again."""
+        self.given = self.following = offset
+        self.records = iter(())
 
     def finish(self, offset: int) -> None:
         """Note that the loop is done with everything up to this record."""

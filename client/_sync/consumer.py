@@ -160,10 +160,7 @@ class GroupConsumer:
 
     def __next__(self) -> Consumed:
         """Return the next record; waits for one."""
-        found = self._at_hand()
-        if found is not None:
-            return self._whole(found) if found.record.left_out else found
-        found = self._next(None)
+        found = self._at_hand() or self._next(None)
         if found is None:
             raise StopIteration
         return found
@@ -171,10 +168,7 @@ class GroupConsumer:
     def get(self, wait: float) -> Consumed | None:
         """Return the next record, or None when none comes within `wait` seconds. Asking for it says, as the loop does,
         that the one before is done with."""
-        found = self._at_hand()
-        if found is not None:
-            return self._whole(found) if found.record.left_out else found
-        return self._next(self.yard.clock() + wait)
+        return self._at_hand() or self._next(self.yard.clock() + wait)
 
     def commit(self, record: Consumed | None = None) -> Committed:
         """Commit what the loop came back from: of each partition everything before the record that it has now, and with
@@ -226,7 +220,9 @@ class GroupConsumer:
                     continue
                 found = self._ready()
                 if found is not None:
-                    return self._whole(found)
+                    if self._is_whole(found):
+                        return found
+                    continue
                 if self._own.confirms():
                     self._beat([])
                     continue
@@ -261,6 +257,10 @@ class GroupConsumer:
         record = next(reading.records, None)
         if record is None:
             return None
+        if record.left_out:
+            # Its payload is waited for in the loop.
+            reading.put_back(record)
+            return None
         self._called = now
         reading.give(record.offset)
         self._given = reading, record.offset
@@ -290,13 +290,23 @@ class GroupConsumer:
                 return Consumed(self.topic, reading.number, reading.epoch, record)
         return None
 
-    def _whole(self, found: Consumed) -> Consumed:
-        """Return a record with its payload, also if that was too long for a page."""
+    def _is_whole(self, found: Consumed) -> bool:
+        """Fetch the payload of a record if that was too long for a page; return whether it may still be given then.
+        One that is not given, whatever the reason, is fetched again."""
         record: Record = found.record
-        if record.left_out and record.size <= FRAME_BYTES_MAX and self._given is not None:
-            log = self.yard.log(self._given[0].log)
-            record.fill(log.read_body(record.offset, 0, record.size))
-        return found
+        if not record.left_out or record.size > FRAME_BYTES_MAX or self._given is None:
+            return True
+        reading, offset = self._given
+        done = False
+        try:
+            record.fill(self.yard.log(reading.log).read_body(offset, 0, record.size))
+            self._take_news()
+            done = self._own.owns(reading) and not reading.revoking and self.yard.clock() < self._own.lease
+        finally:
+            if not done:
+                self._given = None
+                reading.take_back(offset)
+        return done
 
     def _attend(self, now: float) -> None:
         """Do what is due: join, say that it lives, commit, look for new partitions."""

@@ -1,0 +1,78 @@
+"""Consumers and senders of topics when something fails, is cancelled, or comes at an unlucky moment."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.protocol.errors import LogyardError
+from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
+
+from .test_topics import taken
+
+LONG = bytes(2 << 20)
+"""A payload that does not fit into a page of `PAGE` bytes."""
+PAGE = 1 << 20
+
+
+@pytest.fixture
+async def yard(tmp_path: Path) -> AsyncIterator[EmbeddedSystem]:
+    async with open_system(tmp_path / "yard") as found:
+        yield found
+
+
+async def with_long(yard: EmbeddedSystem) -> None:
+    """Make a topic of one partition with a record, a long one, and another one."""
+    topic = yard.topic("orders")
+    await topic.create(1)
+    for payload in (b"before", LONG, b"after"):
+        await topic.send(b"k", b"", payload)
+
+
+async def test_a_long_record_that_can_not_be_read_now_is_not_passed_over(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await with_long(yard)
+    plain = EmbeddedLog.read_body
+    failures = [LogyardError("nobody leads it", retry="elsewhere"), LogyardError("it is damaged")]
+
+    async def failing(self: EmbeddedLog, *given: Any, **more: Any) -> bytes:
+        if failures:
+            raise failures.pop(0)
+        return await plain(self, *given, **more)
+
+    monkeypatch.setattr(EmbeddedLog, "read_body", failing)
+    async with yard.consume("orders", group="g", max_bytes=PAGE) as records:
+        assert (await taken(records, 1))[0].offset == 0
+        # What passes by itself is waited for; what does not is told.
+        with pytest.raises(LogyardError, match="damaged"):
+            await records.get(20)
+        assert (await records.commit()).offsets == {0: 1}, "what was not given is not done with"
+        got = await taken(records, 2)
+    assert [one.offset for one in got] == [1, 2] and got[0].payload == LONG
+
+
+async def test_a_long_record_whose_reading_is_cancelled_is_not_passed_over(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await with_long(yard)
+    plain, scope = EmbeddedLog.read_body, trio.CancelScope()
+
+    async def cancelled(self: EmbeddedLog, *given: Any, **more: Any) -> bytes:
+        scope.cancel()
+        await trio.lowlevel.checkpoint()
+        return await plain(self, *given, **more)
+
+    monkeypatch.setattr(EmbeddedLog, "read_body", cancelled)
+    async with yard.consume("orders", group="g", max_bytes=PAGE) as records:
+        assert (await taken(records, 1))[0].offset == 0
+        with scope:
+            await records.get(20)
+        assert scope.cancelled_caught
+        monkeypatch.setattr(EmbeddedLog, "read_body", plain)
+        got = await taken(records, 2)
+    assert [one.offset for one in got] == [1, 2] and got[0].payload == LONG
