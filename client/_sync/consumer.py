@@ -212,10 +212,9 @@ class GroupConsumer:
             self._take_news()
             left = WAIT_S if deadline is None else deadline - now
             try:
-                if (
-                    not live or not self._own.member or now >= self._beat_at or now >= self._commit_at
-                    or self._is_behind(now)
-                ):  # fmt: skip
+                # A commit that is due as soon as the one before it was answered waits for something to commit.
+                due = now >= self._beat_at or (now >= self._commit_at and self._own.commits())
+                if not live or not self._own.member or due or self._is_behind(now):
                     self._attend(now)
                     continue
                 found = self._ready()

@@ -76,3 +76,13 @@ async def test_a_long_record_whose_reading_is_cancelled_is_not_passed_over(
         monkeypatch.setattr(EmbeddedLog, "read_body", plain)
         got = await taken(records, 2)
     assert [one.offset for one in got] == [1, 2] and got[0].payload == LONG
+
+
+async def test_commits_that_are_always_due_leave_room_for_records(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await topic.send_many([(b"k", b"", b"%d" % number) for number in range(4)])
+    async with yard.consume("orders", group="g", commit_every=0) as records:
+        assert [one.offset for one in await taken(records, 4)] == [0, 1, 2, 3]
+        told = await yard.consumer_group("g").describe()
+        assert [one["offset"] for one in told["partitions"]] == [3], "what it came back from is committed at once"
