@@ -305,7 +305,7 @@ def consume(
     output: Output,
 ) -> None:
     """Read a topic as a member of a consumer group: partition, offset, key, metadata, record. What was written is
-    committed, once a second and at the end.
+    committed, once a second and at the end; with --json, which writes at the end, only then.
 
     \b
     Examples:
@@ -317,10 +317,12 @@ def consume(
     shown: list[dict[str, object]] = []
     taken = 0
     lost: set[int] = set()
+    # Records that are kept until the end would be lost with what fails before it.
+    commit_every = None if output.json_wanted else COMMIT_S
     with (
         opened(servers) as yard,
         yard.consume(
-            name, group=group, start=start, member=member, ttl=ttl, zone=zone, commit_every=COMMIT_S
+            name, group=group, start=start, member=member, ttl=ttl, zone=zone, commit_every=commit_every
         ) as records,
     ):
         while count is None or taken < count:

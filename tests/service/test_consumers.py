@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from click.testing import CliRunner, Result
 
+from logyard.client._sync.consumer import GroupConsumer
+from logyard.client.sync import connect_sync
 from logyard.protocol.errors import LogyardError
+from logyard.service.cli import topic as topic_cli
+from logyard.service.cli.root import cli
 from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
 
-from .test_topics import taken
+from .test_topics import served, taken
 
 LONG = bytes(2 << 20)
 """A payload that does not fit into a page of `PAGE` bytes."""
@@ -86,3 +92,36 @@ async def test_commits_that_are_always_due_leave_room_for_records(yard: Embedded
         assert [one.offset for one in await taken(records, 4)] == [0, 1, 2, 3]
         told = await yard.consumer_group("g").describe()
         assert [one["offset"] for one in told["partitions"]] == [3], "what it came back from is committed at once"
+
+
+async def test_the_command_line_commits_nothing_that_it_did_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With every record.
+    monkeypatch.setattr(topic_cli, "COMMIT_S", 0.0)
+    plain, calls = GroupConsumer.get, iter(range(5))
+
+    def breaking(self: GroupConsumer, wait: float) -> Any:
+        if next(calls, 0) == 3:
+            raise LogyardError("the connection is gone")
+        return plain(self, wait)
+
+    async with served(tmp_path) as (_, _, servers):
+
+        def run(*words: str) -> Result:
+            return CliRunner().invoke(cli, [*words, "--servers", ",".join(servers)])
+
+        def work() -> None:
+            with connect_sync(servers) as yard:
+                yard.topic("orders").create(1)
+                yard.topic("orders").send_many([(None, b"", b"%d" % number) for number in range(4)])
+            with monkeypatch.context() as patched:
+                patched.setattr(GroupConsumer, "get", breaking)
+                failed = run("consume", "orders", "--group", "g", "--json")
+            assert failed.exit_code and "the connection is gone" in failed.output and "records" not in failed.stdout
+            told = json.loads(run("consume", "orders", "--group", "g", "--count", "4", "--json").stdout)
+            assert [one["payload"] for one in told["records"]] == ["0", "1", "2", "3"]
+            told = json.loads(run("consume", "orders", "--group", "g", "--wait", "0.1", "--json").stdout)
+            assert told["records"] == []
+
+        await trio.to_thread.run_sync(work)
