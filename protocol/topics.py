@@ -272,7 +272,7 @@ def unpack_layout(data: bytes) -> Layout:
     """Return a layout as it was packed. Raises `BadRequest`."""
     try:
         found = tuple((int(slots), int(partition)) for slots, partition in msgpack.unpackb(data))
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise BadRequest("a layout is a list of (slots, partition)") from error
     if sum(slots for slots, _ in found) != SLOTS or min(slots for slots, _ in found) < 1:
         raise BadRequest(f"a layout has {SLOTS} slots")

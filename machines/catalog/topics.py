@@ -43,6 +43,7 @@ from logyard.protocol.topics import (
     topic_of,
 )
 
+from ..numbers import whole
 from .section import At
 
 TOPICS_MAX = 10_000
@@ -113,7 +114,7 @@ class Topics:
         if len(self.by_id) >= TOPICS_MAX:
             raise Reject("too_many_topics", f"there are {TOPICS_MAX} topics")
         numbers = range(wanted)
-        members = tuple(int(one) for one in values.get("members", ()))
+        members = tuple(whole(one) for one in values.get("members", ()))
         partitions = tuple(Partition(number, partition_log(name, number)) for number in numbers)
         found = Topic(self.next_id, name, 0, MAKING, 1, first_layout(numbers), partitions, wanted, members, options)
         self.next_id += 1
@@ -170,7 +171,7 @@ class Topics:
         if found.state != ADDING or found.coming is None or found.coming[0] != int(values["epoch"]):
             return found
         epoch, layout, new = found.coming
-        fences = {int(number): int(offset) for number, offset in values["fences"]}
+        fences = {int(number): whole(offset) for number, offset in values["fences"]}
         if missing := [one.number for one in found.live if one.number not in fences]:
             raise Reject("bad_request", f"partition {missing[0]} of topic {found.name!r} has no fence yet")
         gave = _sources(found.layout, layout)
@@ -207,7 +208,7 @@ class Topics:
         if found.state != REMOVING or found.coming is None or found.coming[0] != int(values["epoch"]):
             return found
         epoch, layout, gone = found.coming
-        fences = {int(number): int(offset) for number, offset in values["fences"]}
+        fences = {int(number): whole(offset) for number, offset in values["fences"]}
         if missing := [one.number for one in found.live if one.number not in fences]:
             raise Reject("bad_request", f"partition {missing[0]} of topic {found.name!r} has no fence yet")
         gave = _sources(found.layout, layout)
@@ -323,7 +324,7 @@ def _checked(options: Any) -> dict[str, Any]:
 
 
 def _with_uids(topic: Topic, uids: Sequence[Sequence[int]]) -> tuple[Partition, ...]:
-    known = {int(number): int(uid) for number, uid in uids}
+    known = {int(number): whole(uid) for number, uid in uids}
     return tuple(one._replace(uid=known.get(one.number, one.uid)) for one in topic.partitions)
 
 

@@ -134,7 +134,9 @@ class Groups:
             kind, name, *rest = msgpack.unpackb(command, use_list=False, strict_map_key=False)
             handler = handlers[kind]
             found = handler(now, check_group_name(name), *rest)
-        except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException, BadRequest) as error:
+        except (
+            ValueError, TypeError, KeyError, AttributeError, OverflowError, msgpack.UnpackException, BadRequest
+        ) as error:  # fmt: skip
             raise Reject("bad_request", f"not a coordinator's command: {error!r}"[:300]) from error
         if name in self.groups:
             self._sooner(self.groups[name])
@@ -240,20 +242,17 @@ class Groups:
             case ("group", str(name)):
                 answer = self._known(name).described()
             case ("groups",):
-                answer = [
-                    [one.name, len(one.members), len(one.parts), one.rebalances]
-                    for _, one in sorted(self.groups.items())
-                ]
+                answer = [[one.name, len(one.members), len(one.parts), one.rebalances] for one in self._sorted()]
             case ("offsets", int(topic)):
-                answer = [
-                    [one.name, offsets]
-                    for _, one in sorted(self.groups.items())
-                    if (offsets := one.offsets(topic)) is not None
-                ]
+                answer = [[one.name, offsets] for one in self._sorted() if (offsets := one.offsets(topic)) is not None]
             case _:
                 raise Reject("bad_request", "a coordinator answers group, groups and offsets")
         packed: bytes = msgpack.packb(answer)
         return packed
+
+    def _sorted(self) -> list[Group]:
+        """Return the groups by name; a client may have told one that is no text."""
+        return sorted(self.groups.values(), key=lambda group: str(group.name))
 
     def overview(self) -> dict[str, Any]:
         """Return how much there is."""

@@ -25,6 +25,7 @@ from logyard.protocol.groups import (
 )
 from logyard.protocol.topics import Join, Sources
 
+from ..numbers import whole
 from .assign import Place, Reader, assign
 
 MEMBERS_MAX = 256
@@ -516,7 +517,7 @@ def shapes_of(packed: Iterable[Sequence[Any]], ends: bool = True) -> list[Shape]
     found = []
     for topic, name, revision, partitions in packed:
         rows = tuple(_partition_of(*one) for one in partitions if ends or _is_plain(one))
-        found.append(Shape(int(topic), str(name), int(revision), rows))
+        found.append(Shape(whole(topic), str(name), whole(revision), rows))
     return found
 
 
@@ -524,9 +525,9 @@ def _partition_of(
     number: Any, zone: Any, sources: Any, born: Any = 0, joins: Any = (), end: Any = None
 ) -> PartitionShape:  # fmt: skip
     return PartitionShape(
-        int(number), str(zone), _sources_of(sources), int(born),
-        tuple(Join(int(epoch), int(offset), _sources_of(told)) for epoch, offset, told in joins),
-        None if end is None else int(end),
+        whole(number), str(zone), _sources_of(sources), whole(born),
+        tuple(Join(whole(epoch), whole(offset), _sources_of(told)) for epoch, offset, told in joins),
+        None if end is None else whole(end),
     )  # fmt: skip
 
 
@@ -537,7 +538,7 @@ def _is_plain(packed: Sequence[Any]) -> bool:
 
 
 def _sources_of(packed: Any) -> Sources:
-    return tuple((int(source), int(fence)) for source, fence in packed)
+    return tuple((whole(source), whole(fence)) for source, fence in packed)
 
 
 def _packed_owned(one: Owned) -> tuple[Any, ...]:
@@ -546,20 +547,20 @@ def _packed_owned(one: Owned) -> tuple[Any, ...]:
 
 def commits_of(packed: Iterable[Sequence[Any]]) -> list[Commit]:
     """Return commits as a member told them."""
-    return [Commit((int(topic), int(number)), int(epoch), int(offset)) for (topic, number), epoch, offset in packed]
+    return [Commit((whole(topic), whole(number)), int(epoch), int(offset)) for (topic, number), epoch, offset in packed]
 
 
 def rows_of(packed: Iterable[Sequence[Any]]) -> list[tuple[Key, int]]:
     """Return (partition, number) pairs as they were told."""
-    return [((int(topic), int(number)), int(value)) for (topic, number), value in packed]
+    return [((whole(topic), whole(number)), int(value)) for (topic, number), value in packed]
 
 
 def resets_of(packed: Iterable[Sequence[Any]], ends: bool) -> list[tuple[Key, int, int]]:
     """Return (partition, offset, when it was born) as they were told. `ends` as in `shapes_of`."""
-    rows = [(key, int(value), *map(int, born)) for key, value, *born in packed]
+    rows = [(key, int(value), *map(whole, born)) for key, value, *born in packed]
     if any(len(row) > (3 if ends else 2) for row in rows):
         raise ValueError("an offset is of a partition")
-    return [((int(row[0][0]), int(row[0][1])), row[1], row[2] if len(row) > 2 else 0) for row in rows]
+    return [((whole(row[0][0]), whole(row[0][1])), row[1], row[2] if len(row) > 2 else 0) for row in rows]
 
 
 __all__ = ["Group", "Member", "Part", "commits_of", "resets_of", "rows_of", "shapes_of"]

@@ -35,6 +35,7 @@ from logyard.protocol.topics import (
     unpack_layout,
 )
 
+from ..numbers import whole
 from .producers import Producers
 
 SIZES = {INHERIT_CODE: INHERIT.size, ADOPT_CODE: ADOPT.size}
@@ -179,7 +180,7 @@ def _rows_of(packed: bytes) -> list[Any] | None:
     """Return producers as `inherit` takes them; None for what is none."""
     try:
         return [
-            (int(number), int(stamp), [(int(sequence), 0, 0) for sequence, *_ in written])
+            (whole(number), whole(stamp), [(whole(sequence), 0, 0) for sequence, *_ in written])
             for number, stamp, written in msgpack.unpackb(packed)
         ]
     except (ValueError, TypeError, msgpack.UnpackException):

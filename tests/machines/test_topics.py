@@ -301,6 +301,27 @@ def test_what_is_asked_twice_happens_once() -> None:
             )
 
 
+def topics_of(alone: Alone) -> dict[str, bytes]:
+    """Return what a snapshot has of the section, without the catalogue's answers."""
+    return {name: data for name, data in alone.run.snapshot().items() if name.startswith("topics")}
+
+
+@pytest.mark.parametrize("number", [float("inf"), 1e30, "9" * 40])
+def test_numbers_that_no_snapshot_could_hold_are_refused(number: Any) -> None:
+    alone = Alone()
+    alone.tell("create", name="orders", partitions=1)
+    for command, values in (
+        ("create", {"name": "other", "partitions": number}),
+        ("create", {"name": "other", "partitions": 1, "members": [number]}),
+        ("made", {"id": 1, "uids": [[0, number]]}),
+        ("deleted", {"id": number}),
+    ):
+        before = topics_of(alone)
+        with pytest.raises((Reject, LogyardError)):
+            alone.tell(command, **values)
+        assert topics_of(alone) == before, command
+
+
 def test_it_is_deterministic_and_its_snapshot_is_all_of_it() -> None:
     told: list[tuple[str, dict[str, Any]]] = [
         ("create", {"name": "a", "partitions": 2}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 
 from logyard.engine.machine import Reject
@@ -19,6 +20,7 @@ from logyard.protocol.groups import (
     join_command,
     leave_command,
     list_question,
+    offsets_question,
     reset_command,
     standing_of,
     unpacked,
@@ -176,6 +178,33 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Reject) as refused:
         beat(run, 1, [], [], [more])
     assert refused.value.code == "too_many_partitions"
+
+
+@pytest.mark.parametrize("number", [float("inf"), 1e30, "9" * 40])
+def test_numbers_that_no_snapshot_could_hold_are_refused(number: Any) -> None:
+    run = Rehearsal(Groups)
+    join(run, 1)
+    for command in (
+        ["join", "h", "", 2, 10_000, "", [[number, "orders", 1, [[0, "", []]]]]],
+        ["join", "h", "", 2, 10_000, "", [[7, "orders", 1, [[0, "", [[number, number]]]]]]],
+        ["beat", "g", "", 1, 0, [[[7, number], 1, 1]], [], []],
+        ["beat", "g", "", 1, 0, [[[7, 0], 1, number]], [], []],
+        ["beat", "g", "", 1, 0, [], [[[number, 0], 1]], []],
+        ["reset", "h", [[[number, 0], 1]]],
+        ["reset", "h", [[[7, 0], number]]],
+    ):
+        before = run.snapshot()
+        with pytest.raises(Reject) as refused:
+            run.command(msgpack.packb(command))
+        assert refused.value.code == "bad_request" and run.snapshot() == before, command
+
+
+def test_a_group_whose_name_is_no_text_does_not_hide_the_others() -> None:
+    run = Rehearsal(Groups)
+    join(run, 1)
+    run.command(msgpack.packb(["join", b"g", "", 2, 10_000, "", [SHAPE.packed()]]))
+    for question in (list_question(), offsets_question(7)):
+        assert [row[0] for row in unpacked(run.machine.query(question))] == [b"g", "g"]  # type: ignore[attr-defined]
 
 
 def test_it_is_deterministic_and_its_snapshot_is_all_of_it() -> None:

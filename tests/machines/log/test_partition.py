@@ -195,6 +195,11 @@ def test_a_window_that_was_inherited_from_many_knows_all_of_theirs() -> None:
         open_command(0, 1, 0, OLD),
         inherit_command(9, [[1]]),
         inherit_command(9, [])[:-1] + b"\xc1",
+        # What no snapshot could hold.
+        inherit_command(9, [[float("inf"), 1, []]]),
+        inherit_command(9, [[1, 1e30, []]]),
+        inherit_command(9, [[1, 1, [["9" * 40]]]]),
+        open_command(9, 1, 0, ((float("inf"), 0),)),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_what_can_not_be_read_is_refused(command: bytes) -> None:
