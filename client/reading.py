@@ -56,18 +56,21 @@ class Committed(NamedTuple):
 
 
 class Reading:
-    """One partition that is owned. `known`: where to read from is clear; `born`: which one of its number it is;
-    `limit`: from there on it may not be read yet; `end`: there is nothing from there on."""
+    """One partition that is owned. `uid`: of its log, 0: not known; `born`: which one of its number it is;
+    `known`: where to read from is clear; `put_off`: until then it is not asked where to begin; `limit`: from there on
+    it may not be read yet; `end`: there is nothing from there on."""
 
     __slots__ = (
-        "key", "epoch", "log", "born", "known", "given", "done", "committed", "revoking", "records", "following",
-        "passed", "limit", "end",
+        "key", "epoch", "log", "uid", "born", "known", "put_off", "given", "done", "committed", "revoking", "records",
+        "following", "passed", "limit", "end",
     )  # fmt: skip
 
     def __init__(self, owned: Owned, partition: Partition) -> None:
         self.key = owned.key
         self.epoch = owned.epoch
         self.log = partition.log
+        self.uid = partition.uid
+        self.put_off = 0.0
         self.born = partition.born
         self.passed = owned.passed
         self.limit: int | None = None
@@ -86,6 +89,10 @@ class Reading:
         """Read from here on."""
         self.done = self.given = self.following = offset
         self.records, self.known = iter(()), True
+
+    def leave_until(self, until: float) -> None:
+        """Note that it can't be asked where to begin, on the member's own clock."""
+        self.put_off = until
 
     def fill(self, page: Page) -> None:
         """Take records that were fetched, those that may be read."""

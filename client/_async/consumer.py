@@ -42,7 +42,7 @@ from logyard.protocol.records import Page, Record
 from logyard.protocol.topics import MAKING
 from logyard.protocol.topics import Topic as Row
 
-from ..log import POLL_BYTES, POLL_RECORDS
+from ..log import POLL_BYTES, POLL_RECORDS, latest_call, poll_call
 from ..reading import STARTS, Committed, Consumed, Membership, Reading, shape_of
 from ..sequences import new_number
 from .topics import RESUME_S, Topic, TopicsYard, all_topics, look_up, system_group, upgraded
@@ -58,6 +58,8 @@ RETIRE_S = 10.0
 """So often a member of each group looks whether partitions that ended were read by all groups."""
 POLL_S = 2.0
 """One try to fetch: a partition that nobody leads just now does not keep the others waiting."""
+PUT_OFF_S = 5.0
+"""So long one that can't be begun with is left alone, for the same reason."""
 AWAY_S = 300.0
 """A loop that did not come back for so long is not waited for: its partitions go to others."""
 LEAVE_S = 5.0
@@ -323,11 +325,12 @@ class GroupConsumer:
     async def _fetch(self, wait: float) -> None:
         """Fetch records of one partition that has some; where none has, wait for whichever is first."""
         readings = [one for one in self._own.readings.values() if not one.revoking]
+        now = self.yard.clock()
         for reading in readings:
-            if not reading.known:
+            if not reading.known and now >= reading.put_off:
                 await self._begin(reading)
                 return
-        readings = [one for one in readings if not one.at_rest]
+        readings = [one for one in readings if one.known and not one.at_rest]
         if not readings:
             await self.yard.pause(min(wait, self.ttl / 20))
             return
@@ -391,9 +394,14 @@ class GroupConsumer:
             )
             raise self.failure.again()
         try:
-            start, end = await self.yard.log(reading.log).latest()
+            start, end = await self.yard.run(latest_call(reading.log, None, None), POLL_S)
         except UnknownGroup:
             await self._look_again()
+            return
+        except LogyardError as error:
+            if not passing(error):
+                raise
+            reading.leave_until(self.yard.clock() + PUT_OFF_S)
             return
         offset = start if self.start == "earliest" else end
         done = await self._beat([Commit(reading.key, reading.epoch, offset)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,19 @@ import pytest
 import trio
 from click.testing import CliRunner, Result
 
+from logyard.client._async import consumer
+from logyard.client._async.topics import AGE_S_MAX, AGE_S_MIN
+from logyard.client._sync import consumer as blocking
 from logyard.client._sync.consumer import GroupConsumer
 from logyard.client.sync import connect_sync
-from logyard.protocol.errors import LogyardError
+from logyard.machines.log.retention import AGE_MS_MAX, AGE_MS_MIN
+from logyard.protocol.errors import BadRequest, LogyardError, Unknown
+from logyard.protocol.topics import partition_log
 from logyard.service.cli import topic as topic_cli
 from logyard.service.cli.root import cli
-from logyard.service.embedded import EmbeddedLog, EmbeddedSystem, open_system
+from logyard.service.embedded import EmbeddedLog, EmbeddedMachine, EmbeddedSystem, open_system
 
-from .test_topics import served, taken
+from .test_topics import KEYS, served, taken
 
 LONG = bytes(2 << 20)
 """A payload that does not fit into a page of `PAGE` bytes."""
@@ -125,3 +131,24 @@ async def test_the_command_line_commits_nothing_that_it_did_not_write(
             assert told["records"] == []
 
         await trio.to_thread.run_sync(work)
+
+
+async def test_a_partition_that_nobody_leads_does_not_keep_a_new_group_from_the_others(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = yard.topic("orders")
+    await topic.create(2)
+    sent = [await topic.send(key) for key in KEYS]
+    plain, dead = EmbeddedSystem.run, [partition_log("orders", 0)]
+
+    async def run(self: EmbeddedSystem, call: Any, timeout: float | None = None, pushed: Any = None) -> Any:
+        if call.arguments.get("name") in dead and call.method in ("latest", "poll"):
+            raise LogyardError("nobody leads it", retry="elsewhere")
+        return await plain(self, call, timeout, pushed)
+
+    monkeypatch.setattr(EmbeddedSystem, "run", run)
+    async with yard.consume("orders", group="g") as records:
+        first = sum(one.partition == 1 for one in sent)
+        assert {one.partition for one in await taken(records, first)} == {1}
+        dead.clear()
+        assert {one.partition for one in await taken(records, len(KEYS) - first)} == {0}
