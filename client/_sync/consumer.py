@@ -355,10 +355,12 @@ class GroupConsumer:
         """Return what comes next of a partition; None where that is not there any more, and it goes on elsewhere."""
         log = self.yard.log(reading.log)
         try:
-            page: Page = log.poll(
-                reading.following, max_records=self._max_records, max_bytes=self._max_bytes, wait=wait,
-                bodies=self.bodies, timeout=wait + POLL_S,
+            # Of this very log: one that was made anew under its name is another topic's, which is read from its start.
+            call = poll_call(
+                reading.log, reading.following, self._max_records, self._max_bytes, wait, None, self.bodies, None,
+                uid=reading.uid,
             )  # fmt: skip
+            page = self.yard.run(call, wait + POLL_S)
             if self._row is not None and page.joined > self._row.epoch:
                 # Some of these may have to wait for what lies elsewhere, and only the newest row says for what.
                 self._stale_at = self._stale_at or self.yard.clock()

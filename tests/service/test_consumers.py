@@ -152,3 +152,16 @@ async def test_a_partition_that_nobody_leads_does_not_keep_a_new_group_from_the_
         assert {one.partition for one in await taken(records, first)} == {1}
         dead.clear()
         assert {one.partition for one in await taken(records, len(KEYS) - first)} == {0}
+
+
+async def test_a_topic_that_is_made_anew_is_read_from_its_start(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await topic.send_many([(b"k", b"", b"old")] * 2)
+    async with yard.consume("orders", group="g", ttl=5) as records:
+        await taken(records, 2)
+        await topic.delete()
+        await topic.create(1)
+        await topic.send_many([(b"k", b"", b"%d" % number) for number in range(5)])
+        got = await taken(records, 5)
+    assert [one.payload for one in got] == [b"0", b"1", b"2", b"3", b"4"]
