@@ -275,10 +275,12 @@ class Topic:
 
     def _reroute(self, error: LogyardError, number: int, routing: Routing, deadline: float) -> None:
         """Find the way anew after a refusal that says that it changed. Raises what else it was."""
-        if isinstance(error, UnknownGroup) and self._routing is routing:
-            # Deleted, or made anew: whether it is there the row says.
-            self._routing = None
-            if (self._route()).topic != routing.topic:
+        if isinstance(error, UnknownGroup):
+            # Deleted, made anew, or its partition was taken away: whether there is another way the row says.
+            if self._routing is routing:
+                self._routing = None
+            found = self._routing or self._route()
+            if (found.topic, found.epoch) != (routing.topic, routing.epoch):
                 return
             raise error
         if error.code not in (STALE_PARTITIONS, PARTITION_OPENING) or self.yard.clock() >= deadline:

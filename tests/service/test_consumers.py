@@ -154,6 +154,23 @@ async def test_a_partition_that_nobody_leads_does_not_keep_a_new_group_from_the_
         assert {one.partition for one in await taken(records, len(KEYS) - first)} == {0}
 
 
+async def test_senders_that_slept_find_the_way_when_their_partitions_are_gone(yard: EmbeddedSystem) -> None:
+    stale = yard.topic("orders")
+    await stale.create(3)
+    before = {(await stale.send(key)).partition for key in KEYS}
+    await yard.topic("orders").shrink(1, force=True)
+    after: list[int] = []
+
+    async def send(key: bytes) -> None:
+        after.append((await stale.send(key)).partition)
+
+    # Several at once: one of them is the first to hear of it.
+    async with trio.open_nursery() as nursery:
+        for key in KEYS:
+            nursery.start_soon(send, key)
+    assert before == {0, 1, 2} and after == [0] * len(KEYS)
+
+
 async def test_a_topic_that_is_made_anew_is_read_from_its_start(yard: EmbeddedSystem) -> None:
     topic = yard.topic("orders")
     await topic.create(1)
