@@ -94,6 +94,7 @@ class GroupConsumer:
         "yard", "topic", "group", "start", "member", "ttl", "zone", "commit_every", "bodies", "failure", "closed",
         "_coordinator", "_row", "_own", "_news", "_given", "_beat_at", "_refresh_at", "_commit_at", "_called", "_turn",
         "_beating", "_max_records", "_max_bytes", "_reading", "_retire_at", "_stale_at", "_knows_ends",
+        "_instance",
     )  # fmt: skip
 
     def __init__(
@@ -139,6 +140,8 @@ class GroupConsumer:
         # Since when records come by a layout that the topic's row does not have yet; 0: they do not.
         self._stale_at = 0.0
         self._knows_ends = False
+        # The topic and the number with which it asked to join, until that was answered.
+        self._instance = 0, 0
         self._called = 0.0
         self._turn = 0
         self._beating = False
@@ -419,13 +422,18 @@ class GroupConsumer:
         shape = shape_of(self._row)
         await self._check_coordinator(shape.is_plain)
         now = self.yard.clock()
-        command = join_command(self.group, self.member, new_number(), round(self.ttl * 1000), self.zone, [shape])
+        if self._instance[0] != shape.topic:
+            # Who asks again because no answer came is the same member.
+            self._instance = shape.topic, new_number()
+        instance = self._instance[1]
+        command = join_command(self.group, self.member, instance, round(self.ttl * 1000), self.zone, [shape])
         try:
             reply = await self.yard.machine(self._coordinator).command(command)
         except UnknownGroup:
             await system_group(self.yard, self._coordinator, MACHINE)
             reply = await self.yard.machine(self._coordinator).command(command)
         standing = standing_of(reply)
+        self._instance = 0, 0
         self._own.become(standing.member)
         self._answered(standing, now)
         self._refresh_at = now + REFRESH_S

@@ -171,6 +171,29 @@ async def test_senders_that_slept_find_the_way_when_their_partitions_are_gone(ya
     assert before == {0, 1, 2} and after == [0] * len(KEYS)
 
 
+async def test_who_joins_again_because_no_answer_came_is_one_member(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = yard.topic("orders")
+    await topic.create(2)
+    await topic.send_many([(key, b"", None) for key in KEYS])
+    plain, lost = EmbeddedMachine.command, [1, 2]
+
+    async def command(self: EmbeddedMachine, *given: Any, **more: Any) -> bytes:
+        reply = await plain(self, *given, **more)
+        if self.name.startswith("_groups") and lost:
+            lost.pop()
+            raise Unknown("the answer was lost")
+        return reply
+
+    monkeypatch.setattr(EmbeddedMachine, "command", command)
+    async with yard.consume("orders", group="g", ttl=300) as records:
+        await taken(records, len(KEYS))
+        assert not lost
+        told = await yard.consumer_group("g").describe()
+        assert len(told["members"]) == 1, "a second one would keep partitions for five minutes"
+
+
 async def test_a_topic_that_is_made_anew_is_read_from_its_start(yard: EmbeddedSystem) -> None:
     topic = yard.topic("orders")
     await topic.create(1)
