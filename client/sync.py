@@ -158,6 +158,10 @@ class Yard(AdminVerbs, TopicVerbs):
         """Wait."""
         threading.Event().wait(seconds)
 
+    def to_its_end(self, task: Callable[[], Any], seconds: float) -> None:
+        """Do something, which takes no longer by itself; a thread is not cancelled."""
+        task()
+
     def first_of(self, polls: Sequence[Callable[[float], Any]], wait: float) -> tuple[int, Page] | None:
         """Ask one after the other, each for its share of the time: a thread waits for one answer at a time. Return
         which one had records first, and those; None when none had."""

@@ -176,6 +176,11 @@ class EmbeddedSystem(AdminVerbs, TopicVerbs):
         """Wait."""
         await trio.sleep(seconds)
 
+    async def to_its_end(self, task: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """Do something although the caller is cancelled, for so long."""
+        with self.runtime.scope(self.runtime.now() + seconds, shield=True):
+            await task()
+
     async def first_of(self, polls: Sequence[Callable[[float], Any]], wait: float) -> tuple[int, Page] | None:
         """Ask all at once; see `client.first_of`."""
         return await first_of(self.runtime, polls, wait)

@@ -76,6 +76,9 @@ class ConsumersYard(TopicsYard, Protocol):
     def background(self, task: Callable[[], Any]) -> None:
         """Run something beside the caller until it returns, or the yard ends."""
 
+    async def to_its_end(self, task: Callable[[], Any], seconds: float) -> None:
+        """Do something although the caller is cancelled, for so long."""
+
     async def first_of(self, polls: Sequence[Callable[[float], Any]], wait: float) -> tuple[int, Page] | None:
         """Ask all at once, each with the seconds that it may wait; return which one had records first, and those; None
         when none had in time."""
@@ -152,7 +155,7 @@ class GroupConsumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.yard.to_its_end(self.close, LEAVE_S)
 
     def __aiter__(self) -> AsyncIterator[Consumed]:
         return self
@@ -194,7 +197,7 @@ class GroupConsumer:
         if self.closed:
             return
         self.closed = True
-        if self._own.member and self.failure is None and (not self.member if leave is None else leave):
+        if self._own.member and (not self.member if leave is None else leave):
             command = leave_command(self.group, self.member, self._own.member)
             try:
                 await self.yard.machine(self._coordinator).command(command, timeout=min(LEAVE_S, self.ttl))

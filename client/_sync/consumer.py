@@ -77,6 +77,9 @@ class ConsumersYard(TopicsYard, Protocol):
     def background(self, task: Callable[[], Any]) -> None:
         """Run something beside the caller until it returns, or the yard ends."""
 
+    def to_its_end(self, task: Callable[[], Any], seconds: float) -> None:
+        """Do something although the caller is cancelled, for so long."""
+
     def first_of(self, polls: Sequence[Callable[[float], Any]], wait: float) -> tuple[int, Page] | None:
         """Ask all at once, each with the seconds that it may wait; return which one had records first, and those; None
         when none had in time."""
@@ -153,7 +156,7 @@ class GroupConsumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.yard.to_its_end(self.close, LEAVE_S)
 
     def __iter__(self) -> Iterator[Consumed]:
         return self
@@ -195,7 +198,7 @@ class GroupConsumer:
         if self.closed:
             return
         self.closed = True
-        if self._own.member and self.failure is None and (not self.member if leave is None else leave):
+        if self._own.member and (not self.member if leave is None else leave):
             command = leave_command(self.group, self.member, self._own.member)
             try:
                 self.yard.machine(self._coordinator).command(command, timeout=min(LEAVE_S, self.ttl))

@@ -194,6 +194,42 @@ async def test_who_joins_again_because_no_answer_came_is_one_member(
         assert len(told["members"]) == 1, "a second one would keep partitions for five minutes"
 
 
+async def test_who_ends_for_want_of_an_offset_leaves(yard: EmbeddedSystem) -> None:
+    await yard.topic("orders").create(1)
+    async with yard.consume("orders", group="strict", start="error") as records:
+        with pytest.raises(LogyardError) as refused:
+            await records.get(20)
+        assert refused.value.code == "no_offset"
+    assert (await yard.consumer_group("strict").describe())["members"] == []
+
+
+async def test_who_is_cancelled_leaves(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await topic.send(b"k")
+    with trio.CancelScope() as scope:
+        async with yard.consume("orders", group="g", ttl=300) as records:
+            await taken(records, 1)
+            scope.cancel()
+            await records.get(20)
+    assert scope.cancelled_caught
+    assert (await yard.consumer_group("g").describe())["members"] == []
+
+
+async def test_who_is_cancelled_with_the_system_does_not_hang(tmp_path: Path) -> None:
+    began = trio.current_time()
+    with trio.fail_after(60), trio.CancelScope() as scope:
+        async with open_system(tmp_path / "yard") as yard:
+            await yard.topic("orders").create(1)
+            await yard.topic("orders").send(b"k")
+            async with yard.consume("orders", group="g", ttl=300) as records:
+                await taken(records, 1)
+                began = trio.current_time()
+                scope.cancel()
+                await records.get(20)
+    assert scope.cancelled_caught and trio.current_time() - began < 20
+
+
 async def test_a_topic_that_is_made_anew_is_read_from_its_start(yard: EmbeddedSystem) -> None:
     topic = yard.topic("orders")
     await topic.create(1)
