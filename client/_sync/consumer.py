@@ -40,13 +40,13 @@ from logyard.protocol.groups import (
     unpacked,
 )
 from logyard.protocol.records import Page, Record
-from logyard.protocol.topics import MAKING
+from logyard.protocol.topics import DELETING, MAKING
 from logyard.protocol.topics import Topic as Row
 
 from ..log import POLL_BYTES, POLL_RECORDS, latest_call, poll_call
 from ..reading import STARTS, Committed, Consumed, Membership, Reading, shape_of
 from ..sequences import new_number
-from .topics import RESUME_S, Topic, TopicsYard, all_topics, look_up, system_group, upgraded
+from .topics import RESUME_S, Topic, TopicsYard, all_topics, look_up, system_group, unknown_topic, upgraded
 
 TTL_S = 10.0
 BEAT_S_MAX = 1.0
@@ -420,7 +420,7 @@ class GroupConsumer:
     # The coordinator
 
     def _join(self) -> None:
-        self._row = look_up(self.yard, self.topic)
+        self._row = self._found()
         if self._row.state == MAKING:
             self._row = Topic(self.yard, self.topic).finish(self._row)
         shape = shape_of(self._row)
@@ -442,9 +442,13 @@ class GroupConsumer:
         self._answered(standing, now)
         self._refresh_at = now + REFRESH_S
         self._commit_at = now + self.commit_every if self.commit_every is not None else float("inf")
-        if not self._beating:
-            self._beating = True
-            self.yard.background(self._beats)
+
+    def _found(self, timeout: float | None = None) -> Row:
+        """Return the topic's row; one that is being deleted is as good as gone, also if nobody goes on with that."""
+        row = look_up(self.yard, self.topic, timeout)
+        if row.state == DELETING:
+            raise unknown_topic(self.topic)
+        return row
 
     def _check_coordinator(self, plain: bool) -> None:
         """Wait until the coordinator knows partitions that end, where it has to. Raises `Refused`."""
@@ -456,7 +460,7 @@ class GroupConsumer:
         """Look whether the topic has other partitions, and tell the coordinator; the group goes on without that."""
         self._refresh_at, told = now + REFRESH_S, self._own.revision
         try:
-            row = look_up(self.yard, self.topic, self.ttl / 4)
+            row = self._found(self.ttl / 4)
         except LogyardError as error:
             if error.code == "unknown_topic":
                 raise
@@ -530,6 +534,9 @@ class GroupConsumer:
         self._own.take(standing, self._row)
         self._own.hold(asked + self.ttl / 2)
         self._beat_at = asked + min(self.ttl / 4, BEAT_S_MAX)
+        if not self._beating:
+            self._beating = True
+            self.yard.background(self._beats)
 
     def _refused(self, member: int, error: LogyardError) -> None:
         """Take a refusal: somebody else has what this member had. Raises what else it is."""

@@ -230,6 +230,26 @@ async def test_who_is_cancelled_with_the_system_does_not_hang(tmp_path: Path) ->
     assert scope.cancelled_caught and trio.current_time() - began < 20
 
 
+async def test_a_topic_that_is_half_deleted_is_not_waited_for(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "REFRESH_S", 0.05)
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await topic.send(b"k")
+    async with yard.consume("orders", group="g") as records:
+        await taken(records, 1)
+        # Who deletes it is cut off behind the first step.
+        await topic._tell("delete", {"name": "orders"})
+        with pytest.raises(LogyardError) as refused:
+            await records.get(20)
+        assert refused.value.code == "unknown_topic"
+    async with yard.consume("orders", group="h") as records:
+        with pytest.raises(LogyardError) as refused:
+            await records.get(2)
+        assert refused.value.code == "unknown_topic"
+
+
 async def test_a_topic_that_is_made_anew_is_read_from_its_start(yard: EmbeddedSystem) -> None:
     topic = yard.topic("orders")
     await topic.create(1)
