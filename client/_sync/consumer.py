@@ -633,9 +633,10 @@ class ConsumerGroup:
         }  # fmt: skip
 
     def reset(self, topic: str, to: str | int = "earliest", *, partition: int | None = None) -> dict[int, int]:
-        """Have a topic read from elsewhere: ``earliest``, ``latest``, or an offset; return the offsets by partition.
-        Raises a `LogyardError` of code ``group_active`` while it has members."""
-        if not isinstance(to, int) and to not in ("earliest", "latest"):
+        """Have a topic read from elsewhere: ``earliest``, ``latest``, or an offset, of each partition the nearest one
+        that it has; return the offsets by partition. Raises a `LogyardError` of code ``group_active`` while it has
+        members."""
+        if to < 0 if isinstance(to, int) else to not in ("earliest", "latest"):
             raise BadRequest(f"a group is reset to earliest, latest or an offset, not to {to!r}")
         row = look_up(self.yard, topic)
         chosen = [one for one in row.readable if partition is None or one.number == partition]
@@ -644,7 +645,11 @@ class ConsumerGroup:
         offsets = {}
         for one in chosen:
             start, end = self.yard.log(one.log).latest()
-            offsets[one.number] = to if isinstance(to, int) else start if to == "earliest" else end
+            if isinstance(to, int):
+                # Behind the end nothing would be committed before the partition came to there.
+                offsets[one.number] = min(max(to, start), end)
+            else:
+                offsets[one.number] = start if to == "earliest" else end
         command = reset_command(self.name, [((row.id, one.number), offsets[one.number], one.born) for one in chosen])
         coordinator = coordinator_of(self.name)
         if any(one.born for one in chosen):

@@ -261,3 +261,21 @@ async def test_a_topic_that_is_made_anew_is_read_from_its_start(yard: EmbeddedSy
         await topic.send_many([(b"k", b"", b"%d" % number) for number in range(5)])
         got = await taken(records, 5)
     assert [one.payload for one in got] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_group_is_reset_to_what_a_partition_has(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await topic.send_many([(b"k", b"", None)] * 3)
+    group = yard.consumer_group("g")
+    assert await group.reset("orders", 100) == {0: 3}
+    async with yard.consume("orders", group="g") as records:
+        await topic.send(b"k", b"", b"next")
+        (one,) = await taken(records, 1)
+        assert one.payload == b"next", "nothing is read that was passed over"
+        assert (await records.commit(one)).offsets == {0: 4}
+    await yard.log(partition_log("orders", 0)).truncate(2)
+    assert await group.reset("orders", 0) == {0: 2}
+    for wrong in (-1, "middle"):
+        with pytest.raises(BadRequest):
+            await group.reset("orders", wrong)
