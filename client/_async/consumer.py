@@ -182,14 +182,16 @@ class GroupConsumer:
         `record` that one as well. Returns, once a quorum knows, the offsets that count, and the partitions that others
         own by now. Raises a `LogyardError`."""
         self._check()
+        over: set[int] = set()
         if record is not None:
+            over.add(record.partition)
             for reading in self._own.readings.values():
                 if reading.number == record.partition and reading.epoch == record.epoch:
                     reading.finish(record.offset)
+                    over.clear()
         commits = self._own.commits()
-        if not commits:
-            return Committed({}, ())
-        return await self._beat(commits)
+        done = await self._beat(commits) if commits else Committed({}, ())
+        return done._replace(lost=tuple(sorted({*done.lost, *over})))
 
     async def close(self, *, leave: bool | None = None) -> None:
         """Stop consuming; nothing is committed by that. `leave`: the partitions go to others at once; by default so,

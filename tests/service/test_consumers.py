@@ -279,3 +279,18 @@ async def test_a_group_is_reset_to_what_a_partition_has(yard: EmbeddedSystem) ->
     for wrong in (-1, "middle"):
         with pytest.raises(BadRequest):
             await group.reset("orders", wrong)
+
+
+async def test_a_record_of_an_ownership_that_is_over_is_told_as_lost(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await topic.send(b"k")
+    async with yard.consume("orders", group="g", member="m") as older:
+        (one,) = await taken(older, 1)
+        coordinator = yard.machine(older._coordinator)
+        # As after a silence that was too long.
+        await coordinator.command(consumer.leave_command("g", "m", older._own.member))
+        (again,) = await taken(older, 1)
+        assert again.offset == one.offset and again.epoch > one.epoch
+        assert await older.commit(one) == ({}, (0,))
+        assert await older.commit(again) == ({0: 1}, ())
