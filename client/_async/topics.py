@@ -64,6 +64,9 @@ UPGRADE_S = 5.0
 """A system group that was just made, or whose nodes were just updated, takes a second to come to a version."""
 LET_GO_S = 10.0
 """So long it is waited until nodes have let the log go that had a partition's name before."""
+AGE_S_MIN, AGE_S_MAX = 1, (1 << 50) // 1000
+KEPT_MAX = (1 << 63) - 1
+"""What logs take as a limit on what they keep."""
 INHERIT_ROWS = 64
 """Producers of one INHERIT: some 64 KiB."""
 
@@ -569,4 +572,9 @@ class TopicProducer:
 
 
 def _options(age: float, size: int, records: int) -> dict[str, float | int]:
+    """Return what a topic keeps. Raises `BadRequest` for what its logs would refuse when the topic is made already."""
+    if age and not AGE_S_MIN <= age <= AGE_S_MAX:
+        raise BadRequest(f"records are kept for {AGE_S_MIN} to {AGE_S_MAX} seconds, not for {age}")
+    if not (0 <= size <= KEPT_MAX and 0 <= records <= KEPT_MAX):
+        raise BadRequest(f"what is kept are 0 to {KEPT_MAX} bytes and records, not {size} and {records}")
     return {name: value for name, value in (("age", age), ("bytes", size), ("records", records)) if value}

@@ -294,3 +294,18 @@ async def test_a_record_of_an_ownership_that_is_over_is_told_as_lost(yard: Embed
         assert again.offset == one.offset and again.epoch > one.epoch
         assert await older.commit(one) == ({}, (0,))
         assert await older.commit(again) == ({0: 1}, ())
+
+
+@pytest.mark.parametrize("kept", [{"age": 0.5}, {"age": float("inf")}, {"bytes": 1 << 70}, {"records": -1}])
+async def test_a_topic_does_not_come_to_be_half_made_by_what_no_log_can_keep(
+    yard: EmbeddedSystem, kept: dict[str, Any]
+) -> None:
+    assert (AGE_S_MIN * 1000, AGE_S_MAX) == (AGE_MS_MIN, AGE_MS_MAX // 1000)
+    topic = yard.topic("orders")
+    with pytest.raises(BadRequest):
+        await topic.create(1, **kept)
+    assert await yard.topics() == []
+    await topic.create(1)
+    with pytest.raises(BadRequest):
+        await topic.retain(**kept)
+    assert len((await topic.grow(2)).live) == 2
