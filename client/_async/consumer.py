@@ -570,7 +570,11 @@ class GroupConsumer:
         while not self.closed and self.failure is None:
             await self.yard.pause(period)
             now, own = self.yard.clock(), self._own
-            if self.closed or not own.member or now - self._called > AWAY_S or now < self._beat_at:
+            if now - self._called > AWAY_S:
+                # A loop that comes back after all has it begin again.
+                self._beating = False
+                return
+            if self.closed or not own.member or now < self._beat_at:
                 continue
             member = own.member
             command = beat_command(self.group, self.member, member, own.version)

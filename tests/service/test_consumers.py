@@ -309,3 +309,29 @@ async def test_a_topic_does_not_come_to_be_half_made_by_what_no_log_can_keep(
     with pytest.raises(BadRequest):
         await topic.retain(**kept)
     assert len((await topic.grow(2)).live) == 2
+
+
+async def test_a_blocking_consumer_that_nobody_closed_has_no_thread_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking, "AWAY_S", 0.1)
+    async with served(tmp_path) as (_, _, servers):
+
+        def work() -> None:
+            with connect_sync(servers) as yard:
+                yard.topic("orders").create(1)
+                yard.topic("orders").send_many([(b"k", b"", None)] * 2)
+                records = yard.consume("orders", group="g", ttl=1)
+                assert next(records).offset == 0
+                for one in threads():
+                    one.join(20)
+                assert not threads()
+                # One that comes back after all goes on, and says that it lives.
+                while not threads():
+                    records.get(0.05)
+
+        await trio.to_thread.run_sync(work)
+
+
+def threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "logyard consumer" and one.is_alive()]
