@@ -404,7 +404,7 @@ class GroupConsumer:
             )
             raise self.failure.again()
         try:
-            start, end = await self.yard.run(latest_call(reading.log, None, None), POLL_S)
+            bounds = await self.yard.run(latest_call(reading.log, None, None), POLL_S)
         except UnknownGroup:
             await self._look_again()
             return
@@ -413,7 +413,7 @@ class GroupConsumer:
                 raise
             reading.leave_until(self.yard.clock() + PUT_OFF_S)
             return
-        offset = start if self.start == "earliest" else end
+        offset = bounds.start if self.start == "earliest" else bounds.end
         done = await self._beat([Commit(reading.key, reading.epoch, offset)])
         if reading.number in done.offsets and self._own.owns(reading):
             reading.begin(offset)

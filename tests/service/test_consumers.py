@@ -19,6 +19,7 @@ from logyard.client._sync.consumer import GroupConsumer
 from logyard.client.sync import connect_sync
 from logyard.machines.log.retention import AGE_MS_MAX, AGE_MS_MIN
 from logyard.protocol.errors import BadRequest, LogyardError, Unknown
+from logyard.protocol.groups import leave_command
 from logyard.protocol.topics import partition_log
 from logyard.service.cli import topic as topic_cli
 from logyard.service.cli.root import cli
@@ -289,7 +290,7 @@ async def test_a_record_of_an_ownership_that_is_over_is_told_as_lost(yard: Embed
         (one,) = await taken(older, 1)
         coordinator = yard.machine(older._coordinator)
         # As after a silence that was too long.
-        await coordinator.command(consumer.leave_command("g", "m", older._own.member))
+        await coordinator.command(leave_command("g", "m", older._own.member))
         (again,) = await taken(older, 1)
         assert again.offset == one.offset and again.epoch > one.epoch
         assert await older.commit(one) == ({}, (0,))
