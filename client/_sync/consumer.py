@@ -222,9 +222,7 @@ class GroupConsumer:
             self._take_news()
             left = WAIT_S if deadline is None else deadline - now
             try:
-                # A commit that is due as soon as the one before it was answered waits for something to commit.
-                due = now >= self._beat_at or (now >= self._commit_at and self._own.commits())
-                if not live or not self._own.member or due or self._is_behind(now):
+                if not live or not self._own.member or self._is_due(now) or self._is_behind(now):
                     self._attend(now)
                     continue
                 found = self._ready()
@@ -245,6 +243,12 @@ class GroupConsumer:
                 if left <= 0:
                     return None
                 self.yard.pause(min(left, WAIT_S))
+
+    def _is_due(self, now: float) -> bool:
+        """Return whether it is to say that it lives, or to commit: with nothing to commit a moment later, so that a
+        commit that is due as soon as the one before it was answered leaves room for records."""
+        late = self._commit_at if self._own.commits() else self._commit_at + WAIT_S / 10
+        return now >= self._beat_at or now >= late
 
     def _is_behind(self, now: float) -> bool:
         """Return whether the topic is to be looked at: other beats put off the one that would do it. One that can't be
@@ -330,6 +334,8 @@ class GroupConsumer:
         if self._commit_at <= now:
             self._commit_at = now + self.commit_every if self.commit_every is not None else float("inf")
         self._beat(commits)
+        if self.commit_every is not None:
+            self._commit_at = max(self._commit_at, self.yard.clock())
 
     def _fetch(self, wait: float) -> None:
         """Fetch records of one partition that has some; where none has, wait for whichever is first."""
