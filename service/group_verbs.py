@@ -145,9 +145,13 @@ class GroupVerbs:
 
 
 def check_owner(member: Member, topic: int) -> None:
-    """Raise `Refused` for the log of a topic's partition, unless it is that topic that asks."""
+    """Raise `Refused` for the log of a topic's partition, unless it is that topic that asks; and where a topic asks,
+    for a group that was there before it under such a name, and has something of its own."""
     machine = member.machine
     partition = machine.partition if isinstance(machine, AppendLog) else None
+    own = partition is None or not partition.topic
+    if topic and own and not (isinstance(machine, AppendLog) and not machine.end):
+        raise Refused(f"{member.spec.name!r} is no topic's partition: delete it by itself")
     if partition is not None and partition.topic not in (0, topic):
         name = member.spec.name.rpartition(".")[0]
         raise Refused(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import msgpack
@@ -389,11 +390,11 @@ class Topic:
         return count
 
     def delete(self) -> None:
-        """Delete the topic with all of its logs. Offsets of consumer groups are of no more use, and are forgotten with
-        their groups."""
+        """Delete the topic with all of its logs; what had such a name before it, and is somebody's own, stays. Offsets
+        of consumer groups are of no more use, and are forgotten with their groups."""
         row = self._tell("delete", {"name": self.name})
         for one in row.partitions:
-            self._delete_log(row, one.log)
+            self._give_up(row, one.log)
         self._routing = None
         try:
             self._tell("deleted", {"id": row.id})
@@ -416,10 +417,18 @@ class Topic:
         """Do what is left of a change that somebody began; several may do it at once. Return the row as it is then.
         `row`: as it was seen last."""
         row = row or self.describe()
+        try:
+            return self._finished(row)
+        except LogyardError as error:
+            if error.code == "unknown_topic" or isinstance(error, UnknownGroup):
+                self._clear_up(row)
+            raise
+
+    def _finished(self, row: Row) -> Row:
         if row.state == MAKING:
-            self._make(row, [one.number for one in row.partitions])
-            for one in row.partitions:
-                self._command(one, open_command(row.id, row.epoch, one.number, row.layout))
+            numbers = [one.number for one in row.partitions]
+            self._make(row, numbers)
+            self._open(row, row.epoch, row.layout, numbers)
             return self._tell("made", {"id": row.id, "uids": self._uids(row)})
         if row.state == ADDING:
             row = self._add(row)
@@ -428,6 +437,19 @@ class Topic:
             row = self._remove(row)
             self._routing = None
         return row
+
+    def _clear_up(self, row: Row) -> None:
+        """Delete logs that were made for a topic behind its deletion: nobody else would, and its name would never be
+        free again."""
+        try:
+            if (found := look_up(self.yard, self.name)).id == row.id and found.state != DELETING:
+                return
+        except LogyardError as error:
+            if error.code != "unknown_topic":
+                return
+        for one in row.partitions:
+            with suppress(Refused):
+                self._delete_log(row, one.log)
 
     def _add(self, row: Row) -> Row:
         """Make new partitions, fence the others, let the new ones know their producers, and open them."""
@@ -444,8 +466,7 @@ class Topic:
             for some in self._producers(source):
                 for one in new:
                     self._command(one, inherit_command(row.id, some))
-        for one in new:
-            self._command(one, open_command(row.id, epoch, one.number, layout))
+        self._open(row, epoch, layout, numbers)
         values = {"id": row.id, "epoch": epoch, "fences": fences, "uids": self._uids(row)}
         return self._tell("added", values)
 
@@ -521,6 +542,17 @@ class Topic:
             return []
         return [one.number for one in draining if all(own.get(one.number, -1) >= (one.end or 0) for own in groups)]
 
+    def _give_up(self, row: Row, name: str) -> None:
+        """Delete a partition's log, or what a former topic of this name left there; what is somebody's own stays."""
+        try:
+            self._delete_log(row, name)
+        except Refused:
+            with suppress(LogyardError):
+                asked = self.yard.log(name).query(msgpack.packb(["partition"]), consistency="linearizable")
+                told = msgpack.unpackb(asked)
+                if told is not None and told[0] != row.id:
+                    self._delete_log(row._replace(id=told[0]), name)
+
     def _delete_log(self, row: Row, name: str) -> None:
         try:
             self.yard.run(delete_partition_call(name, row.id))
@@ -541,9 +573,16 @@ class Topic:
                 if not any(one.born for one in new) or self.yard.clock() >= until:
                     raise
             self.yard.pause(OPENING_PAUSE_S * 4)
+
+    def _open(self, row: Row, epoch: int, layout: Layout, numbers: Sequence[int]) -> None:
+        """Make logs the topic's partitions; only then they keep what it says: one that was somebody's own is refused,
+        and loses nothing."""
+        new = [one for one in row.partitions if one.number in numbers]
+        for one in new:
+            self._command(one, open_command(row.id, epoch, one.number, layout))
         if row.options:
-            for name in names:
-                self.yard.log(name).retain(**row.options)
+            for one in new:
+                self.yard.log(one.log).retain(**row.options)
 
     def _uids(self, row: Row) -> list[tuple[int, int]]:
         there = [one for one in row.partitions if not one.retired]

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import trio
 from click.testing import CliRunner, Result
@@ -18,7 +19,7 @@ from logyard.client._sync import consumer as blocking
 from logyard.client._sync.consumer import GroupConsumer
 from logyard.client.sync import connect_sync
 from logyard.machines.log.retention import AGE_MS_MAX, AGE_MS_MIN
-from logyard.protocol.errors import BadRequest, LogyardError, Unknown
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, Unknown
 from logyard.protocol.groups import leave_command
 from logyard.protocol.topics import partition_log
 from logyard.service.cli import topic as topic_cli
@@ -336,3 +337,56 @@ async def test_a_blocking_consumer_that_nobody_closed_has_no_thread_for_good(
 
 def threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "logyard consumer" and one.is_alive()]
+
+
+async def test_what_was_there_before_a_topic_outlives_it(yard: EmbeddedSystem) -> None:
+    await yard.create("orders.0")
+    await yard.log("orders.0").append(b"mine")
+    await yard.log("orders.0").append(b"too")
+    await yard.create("jobs.1", machine="queue")
+    await yard.queue("jobs.1").publish(b"mine")
+    with pytest.raises(LogyardError, match="has records of its own"):
+        await yard.topic("orders").create(2, records=1)
+    with pytest.raises(GroupExists):
+        await yard.topic("jobs").create(2)
+    for name in ("orders", "jobs"):
+        await yard.topic(name).delete()
+    assert await yard.topics() == []
+    assert (await yard.log("orders.0").read(0)).metadata == b"mine"
+    kept = await yard.log("orders.0").query(msgpack.packb(["retention"]))
+    assert msgpack.unpackb(kept) == [0, 0, 0], "nor does the topic say what it keeps"
+    assert (await yard.queue("jobs.1").stats())["ready"] == 1
+
+
+async def test_a_topic_that_is_deleted_while_it_is_made_leaves_its_name_free(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, deleted = EmbeddedSystem.create_many, False
+
+    async def create_many(self: EmbeddedSystem, names: Any, **more: Any) -> None:
+        nonlocal deleted
+        if "orders.0" in names and not deleted:
+            deleted = True
+            await self.topic("orders").delete()
+        await plain(self, names, **more)
+
+    monkeypatch.setattr(EmbeddedSystem, "create_many", create_many)
+    topic = yard.topic("orders")
+    with pytest.raises(LogyardError) as refused:
+        await topic.create(2)
+    assert refused.value.code == "unknown_topic"
+    assert not [one["name"] for one in yard.groups() if one["name"].startswith("orders")]
+    await topic.create(2)
+    await topic.send(b"k")
+
+
+async def test_what_a_former_topic_left_behind_goes_with_the_one_of_now(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    row = await topic.create(2)
+    # Whoever made it anew behind its deletion was killed.
+    await topic._tell("delete", {"name": "orders"})
+    await topic._tell("deleted", {"id": row.id})
+    with pytest.raises(LogyardError, match="is partition 0 of topic 1"):
+        await topic.create(2)
+    await topic.delete()
+    assert len((await topic.create(2)).live) == 2
