@@ -443,10 +443,14 @@ class Load:
 
     async def read(self, yard: Any, group: str, seen: dict[bytes, list[int]]) -> None:
         async with yard.consume("orders", group=group, ttl=5, commit_every=0.1, max_records=20) as records:
+            last = None
             while not self.over or sum(map(len, seen.values())) < sum(self.sent.values()):
                 record = await records.get(0.1)
                 if record is not None:
+                    last = record
                     seen[record.key].append(int(record.payload))
+            # What ended is let go when all of it is committed, not when it was read.
+            await records.commit(last)
 
 
 async def test_histories_over_growing_and_shrinking_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
