@@ -117,9 +117,9 @@ class Network(AdminVerbs):
         """Fail what is unfinished."""
         self.closed = True
         gone = Unknown("the client was closed before the answer")
-        for lane in self._lanes.values():
+        for lane in list(self._lanes.values()):
             lane.give_up(gone)
-        for kv in self.kvs.values():
+        for kv in list(self.kvs.values()):
             kv.fail(gone)
         for link in list(self._links.values()):
             link.fail("the client is closing")
@@ -510,7 +510,8 @@ class Network(AdminVerbs):
                 self.kick(lane)
             if now >= scan:
                 scan = now + TICK_S
-                for lane in self._lanes.values():
+                # A copy: what is told of its end may make another lane.
+                for lane in list(self._lanes.values()):
                     if lane.sent or lane.waiting:
                         lane.expire(now)
                 for link in list(self._links.values()):

@@ -358,3 +358,19 @@ async def test_a_group_without_a_leader_is_not_unknown_whoever_is_asked_last(ord
     network.rows = {address: [] for address in network.rows}
     await network._locate_round()
     assert type(wanted.error) is errors.UnknownGroup
+
+
+async def test_what_is_told_of_an_append_that_is_late_may_use_another_log() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster), timeout=0.2, exactly_once=False) as yard:
+        await yard.create("orders", members=[1, 2, 3])
+        cluster.nodes[1].silent = True
+        given, told = yard.log("orders").append_nowait(b"lost"), trio.Event()
+
+        def instead() -> None:
+            yard.log("others")
+            told.set()
+
+        given.on_done(instead)
+        await told.wait()
+        cluster.nodes[1].silent = False
+        assert await yard.log("orders").append(b"kept", timeout=30.0) == 0
