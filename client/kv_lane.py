@@ -14,7 +14,7 @@ import msgpack
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import UNIFORM, Buffer, encode_parts
 
-from .lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Batch, Lane
+from .lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, SHARED_S, Batch, Lane
 
 COMMAND_OVERHEAD = 4
 
@@ -82,6 +82,7 @@ class KvLane(Lane):
         size = len(command) + sum(map(len, bodies))
         if (
             not isinstance(batch, KvBatch)
+            or not -SHARED_S < timeout - self._open_for < SHARED_S
             or (batch.size >= BATCH_BYTES and (len(batch.heads) >= FEW_RECORDS or batch.size + size > FEW_BYTES))
             or len(batch.heads) + len(bodies) >= BATCH_RECORDS
             or size >= BATCH_BYTES
@@ -89,7 +90,7 @@ class KvLane(Lane):
             self.close()
             self._serial += 1
             batch = KvBatch(self, self._serial, self.clock() + timeout)
-            self.open = batch
+            self.open, self._open_for = batch, timeout
         number = batch.operations
         self.window.hold(batch.put_operation(command, bodies))
         return batch, number

@@ -30,6 +30,9 @@ FEW_BYTES = (1 << 20) + (32 << 10)
 BATCH_RECORDS = 4096
 UNNUMBERED: Ticket = (Sequences(0), 0)
 """Of a frame that belongs to no session."""
+SHARED_S = 0.25
+"""Records that may wait for times that differ by less share a frame, and so its deadline: these are looked at a few
+times a second."""
 GRACE_S = 0.25
 """A frame under way at its deadline may still be answered: a late refusal says more than an unknown outcome."""
 
@@ -153,7 +156,7 @@ class Lane:
     __slots__ = (
         "name", "uid", "leader", "open", "queue", "sent", "held_until", "recovering", "failures", "retry", "window",
         "dirty", "chance", "clock", "kick", "_serial", "link", "exactly_once", "numbers", "opening", "stale",
-        "for_kind", "trouble", "event",
+        "for_kind", "trouble", "event", "_open_for",
     )  # fmt: skip
     kind = "log"
 
@@ -180,6 +183,8 @@ class Lane:
         self.uid = 0
         self.leader = 0
         self.open: Batch | None = None
+        # For how many seconds its first record may wait.
+        self._open_for = 0.0
         self.queue: list[Batch] = []
         self.sent: dict[int, Batch] = {}
         self.held_until = 0.0
@@ -216,6 +221,7 @@ class Lane:
         size = 0 if body is None else len(body)
         if (
             batch is None
+            or not -SHARED_S < timeout - self._open_for < SHARED_S
             or batch.flags != flags
             or batch.command != command
             or (batch.size >= BATCH_BYTES and (len(batch.heads) >= FEW_RECORDS or batch.size + size > FEW_BYTES))
@@ -223,6 +229,7 @@ class Lane:
             or size >= BATCH_BYTES
         ):
             batch = self.open = self._begin(timeout, flags, command)
+            self._open_for = timeout
         number = len(batch.heads)
         self.window.hold(batch.put(head, body))
         return batch, number
@@ -386,12 +393,14 @@ class Lane:
 
     def expire(self, now: float) -> None:
         """Fail what is past its deadline: with what last stood in its way, or as `Unknown` if it may have happened."""
-        if self.open is not None and self.open.deadline <= now:
-            self.close()
-        for batch in [batch for batch in self.queue if batch.deadline <= now]:
+        # What comes later has a deadline of its own.
+        self.close()
+        late = [batch for batch in self.queue if batch.deadline <= now]
+        for batch in late:
             self.queue.remove(batch)
             self._finish(batch, self._overdue(batch, batch.trouble))
-        for batch in [batch for batch in self.sent.values() if batch.deadline + GRACE_S <= now]:
+        lost = [batch for batch in self.sent.values() if batch.deadline + GRACE_S <= now]
+        for batch in lost:
             del self.sent[batch.serial]
             batch.doubt()
             self._finish(batch, self._overdue(batch, batch.trouble))

@@ -94,3 +94,24 @@ def test_what_waits_behind_a_refusal_is_told_of_it() -> None:
     second, _ = one.add(b"", b"2", 0.1)
     one.expire(1.0)
     assert isinstance(second.pending.error, NoSpace) and not first.pending.done
+
+
+def test_records_with_other_patience_do_not_share_a_frame() -> None:
+    """One that waits for a leader would fail, or go on waiting, with the first one of its frame."""
+    one = lane()
+    hasty, _ = one.add(b"", b"1", 0.5)
+    patient, _ = one.add(b"", b"2", 30.0)
+    one.expire(1.0)
+    assert hasty.pending.done and not patient.pending.done
+
+
+def test_a_record_that_comes_later_has_its_own_time() -> None:
+    now = 0.0
+    one = Lane("a", Window(1 << 40, lambda: None), lambda: now, lambda lane: None, random.Random(1))
+    first, _ = one.add(b"", b"1", 30.0)
+    now = 29.0
+    one.expire(now)
+    second, _ = one.add(b"", b"2", 30.0)
+    now = 31.0
+    one.expire(now)
+    assert first.pending.done and not second.pending.done

@@ -1,0 +1,18 @@
+"""Which operations share a frame of a KV group's pipeline."""
+
+from __future__ import annotations
+
+import random
+
+from logyard.client.kv_lane import KvLane
+from logyard.client.lane import Window
+
+
+def test_operations_with_other_patience_do_not_share_a_frame() -> None:
+    one = KvLane("a", Window(1 << 40, lambda: None), lambda: 0.0, lambda lane: None, random.Random(1))
+    hasty, _ = one.add_operation(b"1", (), 0.5)
+    patient, _ = one.add_operation(b"2", (), 30.0)
+    shared, position = one.add_operation(b"3", (), 29.999)
+    one.expire(1.0)
+    assert hasty.pending.done and not patient.pending.done
+    assert shared is patient and position == 1
