@@ -404,6 +404,9 @@ class Lane:
             del self.sent[batch.serial]
             batch.doubt()
             self._finish(batch, self._overdue(batch, batch.trouble))
+        if (late or lost) and self.waiting:
+            # It may have waited for the answers to those, or for their numbers.
+            self.kick(self)
 
     def _overdue(self, batch: Batch, trouble: LogyardError | None) -> LogyardError:
         trouble = trouble or self.trouble

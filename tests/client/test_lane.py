@@ -115,3 +115,17 @@ def test_a_record_that_comes_later_has_its_own_time() -> None:
     now = 31.0
     one.expire(now)
     assert first.pending.done and not second.pending.done
+
+
+def test_what_waits_for_one_that_is_given_up_goes_on_then() -> None:
+    """It was refused while that one was under way, and waits for its answer to keep the order."""
+    kicked: list[Lane] = []
+    one = Lane("a", Window(1 << 40, lambda: None), lambda: 0.0, kicked.append, random.Random(1))
+    one.add(b"", b"1", 1.0)
+    one.take(0.0)
+    one.add_many([(b"", b"2")], 60.0)
+    (second,) = one.take(0.0)
+    second.reply(0, FAILED, wire.pack({"code": "busy", "message": "full", "retry": "same_session"}))
+    kicked.clear()
+    one.expire(10.0)
+    assert not one.sent and kicked == [one] and one.take(10.0) == [second]
