@@ -325,6 +325,10 @@ class Network(AdminVerbs):
                 if name in named and self._link(self.routes.leader(name)) is not None:
                     self._tell(name, None)
             names = [name for name in names if name in self._wanted]
+        for name in names:
+            # Others have their turn: more may have no leader than are asked for at once.
+            if name in self._wanted:
+                self._wanted[name] = self._wanted.pop(name)
         unheard = [name for name in names if name in unknown] if all_answered else []
         if unheard and not await self._hears_of_more():
             for name in unheard:

@@ -87,3 +87,20 @@ def test_the_blocking_client_asks_them_as_well() -> None:
     with pytest.raises(UnknownGroup):
         yard._leader("_groups.0", retry)
     assert "locate d" in yard.asked and yard.asked.count("locate a") == 2
+
+
+async def test_groups_without_a_leader_do_not_keep_others_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logyard.client.network.LOCATE_NAMES", 3)
+    net = Net(OLD)
+
+    async def locate(address: tuple[str, int], names: list[str]) -> list[Any]:
+        return [[name, 7, 1 if name == "led" else 0, [1, 2, 3]] for name in names]
+
+    monkeypatch.setattr(net, "_locate", locate, raising=False)
+    monkeypatch.setattr(net, "_link", lambda node: SimpleNamespace() if node else None, raising=False)
+    for number in range(5):
+        net._want(f"leaderless-{number}")
+    wanted = net._want("led")
+    for _ in range(2):
+        await net._locate_round()
+    assert wanted.done and wanted.error is None and len(net._wanted) == 5
