@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from logyard.protocol.errors import LogyardError, UnknownGroup
+from logyard.protocol.errors import LogyardError, Unknown, UnknownGroup
 from logyard.protocol.kv import (
     KEYS_ONLY,
     NO_DELETE,
@@ -295,6 +295,13 @@ class Stream:
 
     async def run(self) -> None:
         """Keep the stream open until nobody watches: a task."""
+        try:
+            await self._keep_open()
+        finally:
+            for watch in self.watches.values():
+                watch.fail(Unknown("the client was closed"))
+
+    async def _keep_open(self) -> None:
         yard = self.kv.yard
         retry = Retry(math.inf, yard.chance, self.node is not None)
         while self.watches:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
-from logyard.protocol.errors import LogyardError, WrongKind
+from logyard.protocol.errors import LogyardError, Unknown, WrongKind
 from logyard.protocol.frame import Buffer, encode_frame
 from logyard.protocol.wire import ProtocolError
 
@@ -151,13 +151,21 @@ class Session:
     async def listen(self) -> None:
         """Listen at whoever leads, until the session ends: a task."""
         call = call_leader("session_listen", self.name, session=self.id)
-        with self._scope:
-            try:
+        over: LogyardError = Unknown("the client was closed")
+        try:
+            with self._scope:
                 await self._network.run(call, float("inf"), self._pushed)
-            except LogyardError as error:
-                self.failure = error
-                self._network.sessions.held.pop(self.id, None)
-                self._lot.unpark_all()
+        except LogyardError as error:
+            over = error
+        finally:
+            if not self.closed:
+                self._fail(over)
+
+    def _fail(self, error: LogyardError) -> None:
+        """Note why nothing comes any more; wake who waits for it."""
+        self.failure = error
+        self._network.sessions.held.pop(self.id, None)
+        self._lot.unpark_all()
 
     def _pushed(self, header: Any, data: memoryview) -> None:
         received = decode_push(header, data)

@@ -121,6 +121,8 @@ class Network(AdminVerbs):
             lane.give_up(gone)
         for kv in list(self.kvs.values()):
             kv.fail(gone)
+        for name in list(self._wanted):
+            self._tell(name, gone)
         for link in list(self._links.values()):
             link.fail("the client is closing")
             link.channel.cut(gone)
@@ -229,8 +231,7 @@ class Network(AdminVerbs):
 
     async def room(self) -> None:
         """Wait for room in the window. Raises `LogyardError` when the client is closed."""
-        if self.closed:
-            raise LogyardError("the client is closed")
+        self._check()
         while self.window.used >= self.window.limit:
             await self._freed.park()
 
@@ -391,8 +392,6 @@ class Network(AdminVerbs):
     async def run(self, call: Call[T], timeout: float | None = None, pushed: Pushed | None = None) -> T:
         """Ask, again where that is allowed, until answered or out of time. Raises a `LogyardError`. `pushed`: see
         `Link.call`."""
-        if self.closed:
-            raise LogyardError("the client is closed")
         call = self.routes.spread(call, self.chance)
         deadline = self.clock() + (self.timeout if timeout is None else timeout)
         retry = Retry(deadline, self.chance, call.pinned)
@@ -439,8 +438,6 @@ class Network(AdminVerbs):
     async def command(self, name: str, frame: list[Buffer], timeout: float | None = None) -> bytes:
         """Send a session's frame to a group's leader; return the machine's reply. Sent again after anything that allows
         it, for it is applied once. Raises a `LogyardError`."""
-        if self.closed:
-            raise LogyardError("the client is closed")
         deadline = self.clock() + (self.timeout if timeout is None else timeout)
         retry = Retry(deadline, self.chance, False)
         ambiguous = False
@@ -471,6 +468,7 @@ class Network(AdminVerbs):
 
     async def _target(self, call: Call[T], retry: Retry) -> Link:
         """Return an open link to whom the call is for; raise what stands in the way."""
+        self._check()
         if call.group and not call.pinned:
             return await self._leader_link(call.group, retry, call.kind)
         known = [self.routes.addresses[node] for node in call.nodes if node in self.routes.addresses]
@@ -483,7 +481,13 @@ class Network(AdminVerbs):
         up = [address for address in order if address not in self._down] or order
         return await self._ready(self._dial(0, up[retry.failures % len(up)]), retry.deadline)
 
+    def _check(self) -> None:
+        # Nobody looks for a leader any more, or opens a connection.
+        if self.closed:
+            raise LogyardError("the client is closed")
+
     async def _leader_link(self, name: str, retry: Retry, kind: str = "") -> Link:
+        self._check()
         leader = self.routes.leader(name, kind)
         link = self._link(leader) if leader else None
         if link is None:

@@ -255,6 +255,10 @@ class Consumer(Session):
         finally:
             self._finished()
 
+    def _fail(self, error: LogyardError) -> None:
+        super()._fail(error)
+        self._finished()
+
     def _finished(self) -> None:
         settled, self._settled = self._settled, self._network.runtime.event()
         settled.set()

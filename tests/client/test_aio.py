@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ import trio.testing
 
 from logyard.client import errors
 from logyard.client.aio import connect
+from logyard.client.kv_watch import Flow, Stream, Watch
+from logyard.client.messages import open_session
 from logyard.client.network import Network
+from logyard.client.queue import Consumer, Message
 from logyard.client.session import Routes
 from logyard.engine.config import SystemConfig
 from logyard.protocol.pending import PendingReply
@@ -374,3 +378,44 @@ async def test_what_is_told_of_an_append_that_is_late_may_use_another_log() -> N
         await told.wait()
         cluster.nodes[1].silent = False
         assert await yard.log("orders").append(b"kept", timeout=30.0) == 0
+
+
+async def test_whoever_outlives_the_client_is_told_at_once() -> None:
+    """What is under way when its block ends: a search for a leader, a poll, what a session and a watch wait for."""
+    told: dict[str, errors.LogyardError] = {}
+
+    async def outlives(what: str, call: Any) -> None:
+        began = trio.current_time()
+        try:
+            await call()
+        except errors.LogyardError as error:
+            told[what] = error
+        assert trio.current_time() - began < 20.0, what
+
+    async def first(messages: Any) -> None:
+        async for _ in messages:
+            raise AssertionError("nobody sends anything")
+
+    async with fake_cluster() as cluster, trio.open_nursery() as outer:
+        async with connect(seeds(cluster), timeout=30.0) as yard:
+            await yard.create_many(["orders", "leaderless"], members=[1, 2, 3])
+            cluster.logs["leaderless"].leader = 0
+            session = await yard.open_session("orders")
+            consumer = await open_session(yard, "orders", partial(Consumer, credit_bytes=1))
+            cluster.nodes[1].silent = True
+            yard.spawn(consumer.settling)
+            consumer.ack_nowait(Message(1, 1, b"", b"", 1, 0, ""))
+            # Its block is not left before the client's.
+            stream = Stream(yard.kv("leaderless"), None)
+            watch = stream.watches[1] = Watch(stream, 1, Flow(b"", b"", 0, False, True, True, True, False))
+            yard.spawn(stream.run)
+            outer.start_soon(outlives, "search", yard.log("leaderless").latest)
+            outer.start_soon(outlives, "poll", partial(yard.log("orders").poll, 0, wait=4.0))
+            outer.start_soon(outlives, "session", partial(first, session.messages()))
+            outer.start_soon(outlives, "consumer", consumer.__anext__)
+            outer.start_soon(outlives, "settled", consumer.flush)
+            outer.start_soon(outlives, "watch", watch.__anext__)
+            while not cluster.nodes[1].forgotten or not cluster.grown:
+                await trio.sleep(0.001)
+    assert told.keys() == {"search", "poll", "session", "consumer", "settled", "watch"}
+    assert all("closed" in str(error) for error in told.values()), told
