@@ -212,7 +212,7 @@ def close_call(name: str, session: int) -> Call[Any]:
 
 def wait_of(patience: float) -> float:
     """Return how long a server is asked to wait for a caller with so much patience: its answer shall come in time."""
-    return max(0.0, min(patience - ANSWER_S, POLL_WAIT_S))
+    return max(0.0, min(max(patience - ANSWER_S, patience / 2), POLL_WAIT_S))
 
 
 def reply_call(name: str, session: int, sequence: int, node: int, wait: float) -> Call[bytes]:

@@ -36,6 +36,7 @@ from ..log import (
     retain_call,
     seek_call,
     truncate_call,
+    wait_of,
 )
 from ..numbering import epoch_of, producer_number
 from ..sequences import STALE, Ticket
@@ -260,13 +261,16 @@ class LogVerbs(ABC):
         later. Raises `OutOfRange` or `Gone` for an offset that is not there, `GroupStopped`, `Corrupt`.
         """
         deadline = self.yard.clock() + wait
+        # Silence is no failure, so the server's answer has to come before the time for one question is over.
+        most = wait_of(self.yard.timeout if timeout is None else timeout)
         while True:
             left = deadline - self.yard.clock()
+            asked = max(0.0, min(left, most))
             call = poll_call(
-                self.name, offset, max_records, max_bytes, max(0.0, left), node, bodies, consistency, staleness, since
-            )
+                self.name, offset, max_records, max_bytes, asked, node, bodies, consistency, staleness, since
+            )  # fmt: skip
             page = self.yard.run(call, timeout)
-            if len(page) or left <= POLL_WAIT_S:
+            if len(page) or left <= most:
                 return page
             offset, since = page.next, None
 
@@ -319,10 +323,11 @@ class LogVerbs(ABC):
             uid = int((self.yard.locate(self.name))["uid"])
             bounds = self.yard.run(latest_call(self.name, node, None, staleness, uid), timeout)
             cursor = Cursor(uid, bounds.start)
+        most = wait_of(self.yard.timeout if timeout is None else timeout)
+        wait = min(TAIL_WAIT_S, most) if follow else 0.0
         while True:
             call = poll_call(
-                self.name, cursor.offset, max_records, max_bytes, TAIL_WAIT_S if follow else 0.0, node, bodies, None,
-                staleness, None, cursor.uid,
+                self.name, cursor.offset, max_records, max_bytes, wait, node, bodies, None, staleness, None, cursor.uid
             )  # fmt: skip
             page = self.yard.run(call, timeout)
             records: list[Record] = []

@@ -419,3 +419,30 @@ async def test_whoever_outlives_the_client_is_told_at_once() -> None:
                 await trio.sleep(0.001)
     assert told.keys() == {"search", "poll", "session", "consumer", "settled", "watch"}
     assert all("closed" in str(error) for error in told.values()), told
+
+
+async def test_silence_is_no_failure_however_little_time_an_answer_has() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster), timeout=0.4) as yard:
+        await yard.create("orders", members=[1, 2, 3])
+        log = yard.log("orders")
+        assert not len(await log.poll(0, wait=0.6))
+        polls: list[float] = []
+        asked = cluster.nodes[1].poll
+
+        async def counted(*arguments: Any) -> Any:
+            polls.append(arguments[4])
+            return await asked(*arguments)
+
+        cluster.nodes[1].poll = counted  # type: ignore[method-assign]
+        records = log.records(0, follow=True)
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def appends() -> None:
+                while len(polls) < 3:
+                    await trio.sleep(0.01)
+                await log.append(b"at last", timeout=30.0)
+
+            with trio.fail_after(30.0):
+                assert (await records.__anext__()).metadata == b"at last"
+        await records.aclose()  # type: ignore[attr-defined]
