@@ -1,8 +1,8 @@
 """A queue, blocking: the same as `queue`, from threads.
 
-A consumer has one thread of its own, which receives what comes, and says that the client lives. Acknowledgements are
-gathered: they leave when there is no further message, when half of what may be held is settled, at `flush` and when the
-consumer ends. Safe to share among threads.
+A consumer has two threads of its own: one receives what comes, one says that the client lives, for a node that does not
+answer shall keep nothing from being received. Acknowledgements are gathered: they leave when there is no further
+message, when half of what may be held is settled, at `flush` and when the consumer ends. Safe to share among threads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Listens(Appends, Protocol):
         name: str,
         session: int,
         pushed: Pushed,
-        each: Callable[[], object],
         held: Callable[[Connection | None], object],
     ) -> None:
         """Take what a session is sent until it is over: raises why."""
@@ -97,7 +96,7 @@ class Consumer:
 
     __slots__ = (
         "yard", "name", "session", "failure", "closed", "credit_bytes", "_prefetch", "_numbers", "_inbox", "_messages",
-        "_settles", "_count", "_changed", "_connection", "_thread", "_beaten",
+        "_settles", "_count", "_changed", "_connection", "_thread", "_beating", "_over",
     )  # fmt: skip
 
     def __init__(self, yard: Listens, name: str, prefetch: int, credit_bytes: int) -> None:
@@ -116,10 +115,12 @@ class Consumer:
         self._changed = threading.Condition()
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._listen, name=f"logyard consumer {name}", daemon=True)
-        self._beaten = time.monotonic()
+        self._over = threading.Event()
+        self._beating = threading.Thread(target=self._beats, name=f"logyard consumer {name} alive", daemon=True)
 
     def start(self) -> None:
         """Begin to receive."""
+        self._beating.start()
         self._thread.start()
 
     def __iter__(self) -> Iterator[Message]:
@@ -234,21 +235,24 @@ class Consumer:
             if self.closed:
                 return
             self.closed = True
+            self._over.set()
             self._changed.notify_all()
             connection = self._connection
         if connection is not None:
             connection.interrupt()
         self.yard.end_session(self.name, self.session)
 
-    # Its thread
+    # Its threads
 
     def _listen(self) -> None:
         try:
-            self.yard.listen(self.name, self.session, self._pushed, self._alive, self._held)
+            self.yard.listen(self.name, self.session, self._pushed, self._held)
         except LogyardError as error:
             with self._changed:
                 self.failure = None if self.closed else error
                 self._changed.notify_all()
+        finally:
+            self._over.set()
 
     def _held(self, connection: Connection | None) -> None:
         with self._changed:
@@ -256,9 +260,8 @@ class Consumer:
             if self.closed:
                 raise LogyardError(f"{self.name}: the consumer is closed")
 
-    def _alive(self) -> None:
-        if time.monotonic() - self._beaten > self.yard.session_ttl / 3:
-            self._beaten = time.monotonic()
+    def _beats(self) -> None:
+        while not self._over.wait(self.yard.session_ttl / 3):
             self.yard.beat(self.session)
 
     def _pushed(self, header: Mapping[str, Any], data: memoryview) -> None:

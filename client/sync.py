@@ -261,7 +261,6 @@ class Yard(AdminVerbs, TopicVerbs):
         name: str,
         session: int,
         pushed: Pushed,
-        each: Callable[[], object],
         held: Callable[[Connection | None], object],
     ) -> None:
         """Take what a session is sent, at whoever leads its group, until it is over: raises why. `held` is told each
@@ -276,7 +275,7 @@ class Yard(AdminVerbs, TopicVerbs):
                 connection = self._take(address, time.monotonic() + self.timeout)
                 held(connection)
                 began = time.monotonic()
-                answer = connection.listen("session_listen", {"name": name, "session": session}, pushed, each)
+                answer = connection.listen("session_listen", {"name": name, "session": session}, pushed)
                 if time.monotonic() - began > 1.0:
                     retry.failures = 0
                 cut = answer.was_cut
@@ -301,10 +300,13 @@ class Yard(AdminVerbs, TopicVerbs):
             self.run(close_call(name, session), END_S)
 
     def beat(self, client: int) -> None:
-        """Tell every node that a client lives."""
-        for node in self.nodes():
+        """Tell every node that a client lives. Those that do not answer take no more than a third of the time that it
+        is believed for."""
+        nodes = self.nodes()
+        for node in nodes:
             with suppress(LogyardError):
-                self.run(call_node("heartbeat", node, client=client), self._session_ttl / 3)
+                share = self._session_ttl / 3 / len(nodes)
+                self.run(call_node("heartbeat", node, client=client), share)
 
     @property
     def session_ttl(self) -> float:

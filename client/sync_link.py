@@ -84,19 +84,12 @@ class Connection:
         self.channel.call(method, arguments, pending)
         return self._answered(pending, lambda: pending.done, deadline)
 
-    def listen(
-        self, method: str, arguments: dict[str, object], pushed: Pushed, each: Callable[[], object]
-    ) -> PendingReply[Any]:
-        """Ask a question that is answered only when it is over; meanwhile `pushed` gets what comes, and `each` is
-        called after whatever came (once a second at least). A server that is silent for `STALL_S` is given up."""
+    def listen(self, method: str, arguments: dict[str, object], pushed: Pushed) -> PendingReply[Any]:
+        """Ask a question that is answered only when it is over; meanwhile `pushed` gets what comes. A server that is
+        silent for `STALL_S` is given up."""
         pending: PendingReply[Any] = PendingReply()
-
-        def done() -> bool:
-            each()
-            return pending.done
-
         self.channel.call(method, arguments, pending, pushed)
-        return self._answered(pending, done, float("inf"))
+        return self._answered(pending, lambda: pending.done, float("inf"))
 
     def command(self, uid: int, frame: list[Buffer], deadline: float, flags: int = 0) -> PendingReply[bytes]:
         """Send one command frame and return its reply; without one, if its `flags` say so, when it is sent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,9 +35,7 @@ class Yard:
     def beat(self, client: int) -> None:
         """Nobody asks."""
 
-    def listen(
-        self, name: str, session: int, pushed: Any, each: Callable[[], object], held: Callable[[Any], object]
-    ) -> None:
+    def listen(self, name: str, session: int, pushed: Any, held: Any) -> None:
         self.ended.wait()
 
     def command(self, name: str, frame: list[Any], timeout: float | None = None, flags: int = 0) -> bytes:
