@@ -210,7 +210,13 @@ class EmbeddedSystem(AdminVerbs, TopicVerbs):
 
     async def listen(self, call: Call[Any], retry: Retry, pushed: Pushed) -> None:
         """Ask once, for as long as the answer takes, which only says why it is over: raises that."""
-        await self._answer(call, pushed)
+        try:
+            await self._answer(call, pushed)
+        except LogyardError as error:
+            if isinstance(error, Busy | NotLeader):
+                raise
+            # There is nobody else to be asked.
+            raise type(error).told(str(error), error.details, code=error.code, retry="never") from None
         raise LogyardError(f"{call.method} ended", retry="elsewhere")
 
     async def append(

@@ -14,7 +14,7 @@ import logyard
 from logyard.client.messages import Message
 from logyard.engine.machine import Machine
 from logyard.machines.log import AppendLog
-from logyard.protocol.errors import LogyardError, Unknown, UnknownGroup, WrongKind
+from logyard.protocol.errors import GroupStopped, LogyardError, Unknown, UnknownGroup, WrongKind
 from logyard.protocol.pending import OK, PendingReply
 from logyard.service.embedded import Patience, open_system
 from tests.chaos import register
@@ -37,6 +37,19 @@ async def test_kv_with_a_watch(tmp_path: Path) -> None:
         found = await kv.get(b"jobs/1")
         assert found is not None and found.value == b"v" * 70_000
         assert (await kv.range(b"", prefix=True)).count == 1 and (await kv.delete(b"jobs/1")).deleted == 1
+
+
+async def test_a_watch_of_a_group_that_is_not_there_says_so(tmp_path: Path) -> None:
+    async with open_system(tmp_path, SMALL) as system:
+        with trio.fail_after(20), pytest.raises(UnknownGroup):
+            async with system.kv("nothing").watch(b"a") as changes:
+                await changes.created()
+        await system.create("kv", machine="kv")
+        with trio.fail_after(20), pytest.raises((UnknownGroup, GroupStopped), match=r"delete|no group"):
+            async with system.kv("kv").watch(b"a") as changes:
+                await changes.created()
+                await system.delete("kv")
+                await changes.__anext__()
 
 
 async def test_a_queue_with_a_consumer(tmp_path: Path) -> None:
