@@ -292,6 +292,9 @@ class LogVerbs(ABC):
             wait = POLL_WAIT_S if follow else 0.0
             page = await self.poll(offset, max_records=wanted, wait=wait, node=node, bodies=bodies)
             for record in page:
+                if stop is not None and record.offset >= stop:
+                    # Of a keyed log offsets are missing, so fewer records were left than were asked for.
+                    return
                 if record.left_out:
                     await self._fill(record, page.node)
                 yield record

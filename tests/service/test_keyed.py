@@ -125,3 +125,13 @@ async def test_what_lives_in_parts_of_an_entry_reaches_a_member_by_a_snapshot(tm
         page = await log.poll(0, node=3, staleness=0)
         assert [record.metadata for record in page] == [b"a", b"c", b"e", b"d", b"f", b"b", b"g"]
         assert all(record.payload == record.metadata * 5000 for record in page)
+
+
+async def test_records_end_where_they_were_said_to_though_offsets_are_missing(tmp_path: Path) -> None:
+    async with open_system(tmp_path / "data", SMALL) as system:
+        log = await system.start_group("k", AppendLog(keyed=True))
+        for key in (b"first", b"often", b"often", b"often", b"often", b"last"):
+            await log.append_many([(key, b"value")], keys=[key])
+        for stop in range(7):
+            found = [record.offset async for record in log.records(0, stop)]
+            assert found == [offset for offset in (0, 4, 5) if offset < stop]
