@@ -214,3 +214,20 @@ async def test_after_its_end_a_link_sends_nothing() -> None:
         pass
     client.append()
     assert not client.link.open and not client.sent
+
+
+async def test_what_leaves_slowly_is_no_silence(autojump_clock: trio.testing.MockClock) -> None:
+    """A connection without progress is cut, and a large frame may take its time."""
+    async with connected() as client:
+        send, client.wire.room = client.wire.sendmsg, 0
+
+        async def slowly(buffers: list[Buffer]) -> int:
+            await trio.sleep(8.0)
+            return await send(buffers)
+
+        client.wire.sendmsg = slowly  # type: ignore[method-assign]
+        began = trio.current_time()
+        client.append()
+        while not client.sent:
+            await trio.sleep(1.0)
+        assert client.link.progress >= began + 8.0
