@@ -49,9 +49,17 @@ async def open_socket(host: str, port: int, context: SSLContext | None = None) -
     if host.startswith(UNIX):
         with unix_target(host) as path:
             return await runtime.connect(socket.AF_UNIX, socket.SOCK_STREAM, 0, path)
-    family, kind, protocol, target = await runtime.resolve(host, port)
-    require_safe(str(target[0]), context is not None)
-    sock = await runtime.connect(family, kind, protocol, target)
+    failure = OSError(f"{host} has no address")
+    for family, kind, protocol, target in await runtime.resolve(host, port):
+        require_safe(str(target[0]), context is not None)
+        try:
+            sock = await runtime.connect(family, kind, protocol, target)
+            break
+        except OSError as error:
+            # A name may have several addresses, and a server listens at one of them: "localhost" is ::1 as well.
+            failure = error
+    else:
+        raise failure
     if context is None:
         return sock
     try:

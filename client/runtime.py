@@ -145,8 +145,8 @@ class Runtime(Protocol):
     async def in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         """Call something that blocks, in a thread."""
 
-    async def resolve(self, host: str, port: int) -> tuple[int, int, int, Any]:
-        """Find (family, type, protocol, address) of a TCP server. Raises OSError."""
+    async def resolve(self, host: str, port: int) -> list[tuple[int, int, int, Any]]:
+        """Find (family, type, protocol, address) of each address of a TCP server. Raises OSError."""
 
     async def connect(self, family: int, kind: int, protocol: int, address: Any) -> Socket:
         """Open a connection. Raises OSError."""

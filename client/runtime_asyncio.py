@@ -58,15 +58,14 @@ class AsyncioRuntime:
         """Make a handover."""
         return Handover(self._loop, unclaimed)
 
-    async def resolve(self, host: str, port: int) -> tuple[int, int, int, Any]:
-        """Find a TCP server's address. Raises OSError."""
+    async def resolve(self, host: str, port: int) -> list[tuple[int, int, int, Any]]:
+        """Find a TCP server's addresses. Raises OSError."""
         try:
             # A numeric address needs none of the loop's threads.
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
             found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, target = found[0]
-        return family, kind, protocol, target
+        return [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
 
     async def connect(self, family: int, kind: int, protocol: int, address: Any) -> Socket:
         """Open a connection. Raises OSError."""

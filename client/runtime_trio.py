@@ -38,11 +38,10 @@ class TrioRuntime:
         """Make a handover; trio cancels nobody who was woken, so nothing is unclaimed."""
         return Handover()
 
-    async def resolve(self, host: str, port: int) -> tuple[int, int, int, Any]:
-        """Find a TCP server's address. Raises OSError."""
+    async def resolve(self, host: str, port: int) -> list[tuple[int, int, int, Any]]:
+        """Find a TCP server's addresses. Raises OSError."""
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
-        family, kind, protocol, _, target = found[0]
-        return family, kind, protocol, target
+        return [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
 
     async def connect(self, family: int, kind: int, protocol: int, address: Any) -> Socket:
         """Open a connection. Raises OSError."""

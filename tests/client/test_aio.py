@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 from functools import partial
 from typing import Any
 
@@ -446,3 +447,21 @@ async def test_silence_is_no_failure_however_little_time_an_answer_has() -> None
             with trio.fail_after(30.0):
                 assert (await records.__anext__()).metadata == b"at last"
         await records.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_name_with_several_addresses_is_asked_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """"localhost" is ::1 first on many machines, where nobody listens."""
+    async with fake_cluster() as cluster:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+
+            async def found(host: str, port: int, **_: Any) -> list[Any]:
+                return [
+                    (socket.AF_INET, socket.SOCK_STREAM, 0, "", address)
+                    for address in (nobody.getsockname(), ("127.0.0.1", port))
+                ]
+
+            monkeypatch.setattr(trio.socket, "getaddrinfo", found)
+            async with connect(seeds(cluster), timeout=5.0) as yard:
+                await yard.create("orders", members=[1, 2, 3])
+                assert await yard.log("orders").append(b"first") == 0
