@@ -66,17 +66,19 @@ class Cutter:
         self.size = 0
 
     def feed(self, data: Buffer) -> Iterator[Buffer]:
-        """Yield the pieces that are full now. They must not change until they are acknowledged. Raises `BadRequest`."""
+        """Yield the pieces that are full now. Only the last one may be under way when this is over, and is a copy where
+        the buffer could change: who gave it may use it again for what comes next. Raises `BadRequest`."""
         view = memoryview(data).cast("B")
         self.size = check_size(self.size + len(view))
         while len(self._held) + len(view) >= PIECE_BYTES_MAX:
             taken = PIECE_BYTES_MAX - len(self._held)
             if self._held:
                 self._held += view[:taken]
-                piece, self._held = self._held, bytearray()
-                yield piece
+                whole, self._held = self._held, bytearray()
+                yield whole
             else:
-                yield view[:taken]
+                piece, last = view[:taken], len(view) - taken < PIECE_BYTES_MAX
+                yield bytes(piece) if last and not view.readonly else piece
             view = view[taken:]
         self._held += view
 

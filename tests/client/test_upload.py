@@ -47,6 +47,31 @@ def test_odd_buffers_are_gathered_and_large_ones_are_not_copied() -> None:
     assert all(isinstance(piece, memoryview) and piece.obj is whole for piece in pieces_of([whole], Cutter()))
 
 
+async def test_a_source_may_use_one_buffer_for_all_it_yields() -> None:
+    """It is asked for what comes next while a piece of what came before is under way."""
+    parts = [bytes((number,)) * (PIECE_BYTES_MAX + 1000) for number in range(4)]
+
+    def again() -> Iterator[memoryview]:
+        buffer = bytearray(len(parts[0]))
+        for part in parts:
+            buffer[:] = part
+            yield memoryview(buffer)
+
+    async def asked() -> AsyncIterator[memoryview]:
+        for part in again():
+            yield part
+
+    def blocking(address: str) -> None:
+        with connect_sync([address]) as yard:
+            yard.log("a").append_stream(b"", again())
+
+    async with fake_cluster(1) as c, connect([c.addresses[1]]) as yard:
+        log = c.create("a", [1], 1)
+        await yard.log("a").append_stream(b"", asked())
+        await trio.to_thread.run_sync(blocking, c.addresses[1])
+        assert [body == b"".join(parts) for _, body in log.records] == [True, True]
+
+
 def test_one_piece_is_under_way() -> None:
     one = Upload("a", b"m", random.Random(1))
     one.piece(b"x")
