@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from logyard.protocol.errors import LogyardError, NotLeader, Unknown, UnknownGroup, WrongKind
@@ -398,12 +399,13 @@ class Network(AdminVerbs):
         retry = Retry(deadline, self.chance, call.pinned)
         ambiguous = False
         said: LogyardError | None = None
+        heard = None if pushed is None else partial(retry.heard, pushed)
         while True:
             reached = False
             try:
                 link = await self._target(call, retry)
                 reached = True
-                value, cut = await link.call(call.method, call.arguments, deadline, pushed)
+                value, cut = await link.call(call.method, call.arguments, deadline, heard)
                 if not cut:
                     return call.decode(value)
                 reached, ambiguous = False, not call.idempotent

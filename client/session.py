@@ -302,6 +302,11 @@ class Retry:
         self.chance = chance
         self.pinned = pinned
 
+    def heard(self, pushed: Pushed, header: Any, data: memoryview) -> None:
+        """Take a PUSH: what went before is over, so it is no reason to give up later."""
+        self.failures = 0
+        pushed(header, data)
+
     def after(self, error: LogyardError, cut: bool, now: float) -> float:
         """Return the seconds to wait before the next try; raise the error when there is none."""
         wanted = 0.0
