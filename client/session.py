@@ -69,6 +69,11 @@ def parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise BadRequest(f"an address is HOST:PORT, not {text!r}")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        # No resolver takes it, and what those say is no error of the network.
+        raise BadRequest(f"{host!r} is no name of a host: {error}") from None
     return host.strip("[]"), int(port)
 
 

@@ -63,3 +63,12 @@ async def test_who_listens_for_long_bears_a_handshake_that_fails(autojump_clock:
     net.targets = [untrusted] * 9
     with pytest.raises(LogyardError, match="no TLS"):
         await net.run(call, inf, lambda header, data: None)
+
+
+async def test_what_is_no_name_of_a_host_is_told_as_that() -> None:
+    for text in ("a..b:1", "x" * 64 + ".org:1"):
+        with pytest.raises(BadRequest, match="no name of a host"):
+            async with connect([text]):
+                pass
+        with pytest.raises(BadRequest, match="no name of a host"):
+            connect_sync([text])
