@@ -397,27 +397,28 @@ async def test_whoever_outlives_the_client_is_told_at_once() -> None:
         async for _ in messages:
             raise AssertionError("nobody sends anything")
 
-    async with fake_cluster() as cluster, trio.open_nursery() as outer:
-        async with connect(seeds(cluster), timeout=30.0) as yard:
-            await yard.create_many(["orders", "leaderless"], members=[1, 2, 3])
-            cluster.logs["leaderless"].leader = 0
-            session = await yard.open_session("orders")
-            consumer = await open_session(yard, "orders", partial(Consumer, credit_bytes=1))
-            cluster.nodes[1].silent = True
-            yard.spawn(consumer.settling)
-            consumer.ack_nowait(Message(1, 1, b"", b"", 1, 0, ""))
-            # Its block is not left before the client's.
-            stream = Stream(yard.kv("leaderless"), None)
-            watch = stream.watches[1] = Watch(stream, 1, Flow(b"", b"", 0, False, True, True, True, False))
-            yard.spawn(stream.run)
-            outer.start_soon(outlives, "search", yard.log("leaderless").latest)
-            outer.start_soon(outlives, "poll", partial(yard.log("orders").poll, 0, wait=4.0))
-            outer.start_soon(outlives, "session", partial(first, session.messages()))
-            outer.start_soon(outlives, "consumer", consumer.__anext__)
-            outer.start_soon(outlives, "settled", consumer.flush)
-            outer.start_soon(outlives, "watch", watch.__anext__)
-            while not cluster.nodes[1].forgotten or not cluster.grown:
-                await trio.sleep(0.001)
+    async with (
+        fake_cluster() as cluster, trio.open_nursery() as outer, connect(seeds(cluster), timeout=30.0) as yard
+    ):  # fmt: skip
+        await yard.create_many(["orders", "leaderless"], members=[1, 2, 3])
+        cluster.logs["leaderless"].leader = 0
+        session = await yard.open_session("orders")
+        consumer = await open_session(yard, "orders", partial(Consumer, credit_bytes=1))
+        cluster.nodes[1].silent = True
+        yard.spawn(consumer.settling)
+        consumer.ack_nowait(Message(1, 1, b"", b"", 1, 0, ""))
+        # Its block is not left before the client's.
+        stream = Stream(yard.kv("leaderless"), None)
+        watch = stream.watches[1] = Watch(stream, 1, Flow(b"", b"", 0, False, True, True, True, False))
+        yard.spawn(stream.run)
+        outer.start_soon(outlives, "search", yard.log("leaderless").latest)
+        outer.start_soon(outlives, "poll", partial(yard.log("orders").poll, 0, wait=4.0))
+        outer.start_soon(outlives, "session", partial(first, session.messages()))
+        outer.start_soon(outlives, "consumer", consumer.__anext__)
+        outer.start_soon(outlives, "settled", consumer.flush)
+        outer.start_soon(outlives, "watch", watch.__anext__)
+        while not cluster.nodes[1].forgotten or not cluster.grown:
+            await trio.sleep(0.001)
     assert told.keys() == {"search", "poll", "session", "consumer", "settled", "watch"}
     assert all("closed" in str(error) for error in told.values()), told
 
@@ -434,7 +435,7 @@ async def test_silence_is_no_failure_however_little_time_an_answer_has() -> None
             polls.append(arguments[4])
             return await asked(*arguments)
 
-        cluster.nodes[1].poll = counted  # type: ignore[method-assign]
+        cluster.nodes[1].poll = counted  # type: ignore[method-assign,assignment]
         records = log.records(0, follow=True)
         async with trio.open_nursery() as nursery:
 
@@ -450,7 +451,7 @@ async def test_silence_is_no_failure_however_little_time_an_answer_has() -> None
 
 
 async def test_a_name_with_several_addresses_is_asked_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """"localhost" is ::1 first on many machines, where nobody listens."""
+    """The name "localhost" is ::1 first on many machines, where nobody listens."""
     async with fake_cluster() as cluster:
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))
@@ -465,3 +466,15 @@ async def test_a_name_with_several_addresses_is_asked_at_each(monkeypatch: pytes
             async with connect(seeds(cluster), timeout=5.0) as yard:
                 await yard.create("orders", members=[1, 2, 3])
                 assert await yard.log("orders").append(b"first") == 0
+
+
+async def test_a_command_that_is_no_bytes_is_its_callers_error_alone() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        await yard.create("orders", members=[1, 2, 3])
+        log = yard.log("orders")
+        await log.append(b"first")
+        # What is under way lets the next frame be made by the connection's own task.
+        given = [log.append_nowait(b"more") for _ in range(3)]
+        with pytest.raises(TypeError):
+            await yard.machine("orders").command("a text")  # type: ignore[arg-type]
+        assert [await one.wait() for one in given] == [1, 2, 3]
