@@ -8,15 +8,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import trio
 
 from logyard.client.admin import Call, call_leader
 from logyard.client.aio import connect
-from logyard.client.kv import KV
 from logyard.client.network import Network
 from logyard.client.session import Pushed, not_secured
 from logyard.client.sync import connect_sync
-from logyard.protocol.errors import BadRequest, LogyardError, SessionExpired, Unknown
+from logyard.protocol.errors import BadRequest, LogyardError, SessionExpired
 
 ADDRESS = ("a", 1)
 
