@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
-from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, Refused, UnknownGroup
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, Refused, Unknown, UnknownGroup
 from logyard.protocol.frame import Buffer
 from logyard.protocol.groups import coordinators, offsets_question, unpacked
 from logyard.protocol.topics import (
@@ -554,8 +554,13 @@ class Topic:
                     self._delete_log(row._replace(id=told[0]), name)
 
     def _delete_log(self, row: Row, name: str) -> None:
+        call = delete_partition_call(name, row.id)
         try:
-            self.yard.run(delete_partition_call(name, row.id))
+            try:
+                self.yard.run(call)
+            except Unknown:
+                # An answer was lost on the way: asked anew, what was deleted by that is not there.
+                self.yard.run(call)
         except UnknownGroup:
             # By whoever began this.
             return

@@ -130,6 +130,10 @@ class _Wanted:
         self.alone = asleep or any(spec.machine in FOUNDED for spec in specs)
         self.error: LogyardError | None = None
 
+    def ends(self, error: LogyardError | None) -> None:
+        """Take what it came to."""
+        self.error = error
+
 
 class GroupRegistry:
     """Names, uids and deletions of one node."""
@@ -372,7 +376,7 @@ class GroupRegistry:
             try:
                 found = self._fresh(one)
             except LogyardError as error:
-                one.error = error
+                one.ends(error)
             else:
                 # Only now: of what is refused no name stays taken.
                 self._groups.names.update((spec.name, spec.uid) for spec in found)
@@ -389,7 +393,7 @@ class GroupRegistry:
                     self._groups.names.pop(spec.name, None)
             # Also who was refused: its name was perhaps taken by what is not stored.
             for one in batch:
-                one.error = error if isinstance(error, LogyardError) else None
+                one.ends(error if isinstance(error, LogyardError) else None)
             if not isinstance(error, LogyardError):
                 raise
         else:

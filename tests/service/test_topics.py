@@ -19,7 +19,7 @@ from logyard.client._async import consumer, topics
 from logyard.client.aio import connect
 from logyard.client.reading import Consumed
 from logyard.client.sync import connect_sync
-from logyard.protocol.errors import BadRequest, GroupExists, LogyardError
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, Unknown
 from logyard.protocol.groups import coordinators
 from logyard.protocol.topics import partition_log
 from logyard.service.cli.root import cli
@@ -426,6 +426,24 @@ async def test_taking_partitions_away_that_was_left_half_done_is_finished_by_who
     monkeypatch.setattr(yard, "run", run)
     row = await topic.retire()
     assert len(row.partitions) == 3 and len(row.ended) == 7
+
+
+async def test_logs_whose_deletion_was_not_answered_are_let_go_all_the_same(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, lost, run = yard.topic("orders"), set(), yard.run
+
+    async def unanswered(call: Any, *more: Any) -> Any:
+        reply = await run(call, *more)
+        if call.method == "delete" and call.arguments["name"] not in lost:
+            lost.add(call.arguments["name"])
+            raise Unknown("its answer was lost")
+        return reply
+
+    await topic.create(2)
+    monkeypatch.setattr(yard, "run", unanswered)
+    await topic.delete()
+    assert lost == {"orders.0", "orders.1"} and not lost & {str(row["name"]) for row in yard.groups()}
 
 
 class Load:
