@@ -19,7 +19,7 @@ from .entry import Frame
 __all__ = [
     "Append", "Applied", "Aux", "Batch", "BatchMachine", "Checkpoint", "Context", "Deliver", "Effect", "End", "Frame",
     "Frozen", "Machine", "Monitor", "PayloadRange", "PayloadRef", "Position", "Reject", "Release", "Sections", "Send",
-    "Timer",
+    "Timer", "check_reply",
 ]  # fmt: skip
 
 Sections: TypeAlias = Mapping[str, bytes]
@@ -224,3 +224,10 @@ class BatchMachine(Protocol):
         counts as any other's.
         """
         ...
+
+
+def check_reply(reply: object) -> None:
+    """Raise `TypeError` for what no client can be told: found on its way out, it would be its node's fault, and not
+    its machine's."""
+    if not isinstance(reply, bytes | bytearray | memoryview):
+        raise TypeError(f"the machine's reply is a {type(reply).__name__}, not bytes")

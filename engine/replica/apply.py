@@ -29,6 +29,7 @@ from ..machine import (
     Reject,
     Release,
     Timer,
+    check_reply,
 )
 from ..types import Spec
 from .machine_state import MachineState
@@ -227,6 +228,8 @@ def _apply_each(machine: Machine, context: Context, entry: Entry, frames: list[F
             try:
                 applied = machine.apply(context, command, (ref, *frame.pieces))
                 reply = applied.reply
+                if type(reply) is not bytes:
+                    check_reply(reply)
                 found.extend(applied.effects)
             except Reject as reject:
                 reply = reject

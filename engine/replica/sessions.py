@@ -15,7 +15,7 @@ import msgpack
 from logyard.protocol.frame import BINDS, PIECE, SYSTEM
 
 from ..entry import Frame, system_command
-from ..machine import Batch, BatchMachine, Context, Effect, Machine, Position, Reject, Release
+from ..machine import Batch, BatchMachine, Context, Effect, Machine, Position, Reject, Release, check_reply
 from .uploads import Uploads
 
 WINDOW = 64
@@ -321,7 +321,10 @@ def run_batch(apply_batch: ApplyBatch, context: Context, frames: Sequence[Frame]
 
 
 def _with_rejects_released(context: Context, frames: Sequence[Frame], batch: Batch) -> Batch:
-    """Release the payloads of the batch's refused frames."""
+    """Release the payloads of the batch's refused frames. Raises `TypeError` for a reply that is none."""
+    for reply in batch.replies:
+        if not isinstance(reply, Reject):
+            check_reply(reply)
     refused = [
         release_of(context, frame)
         for frame, reply in zip(frames, batch.replies, strict=True)

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.machine import Batch, Context, Frame, Machine, Position, Reject, Release, Sections
+from logyard.engine.machine import (
+    Applied,
+    Batch,
+    Context,
+    Frame,
+    Machine,
+    PayloadRef,
+    Position,
+    Reject,
+    Release,
+    Sections,
+)
 from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
 from logyard.machines.log.command import APPEND, retain_command
@@ -173,6 +184,18 @@ def test_a_machine_that_can_not_take_an_empty_batch_is_found() -> None:
         run.step(Refused(3))
     with pytest.raises(IndexError):
         check_restore(Later, [Command(b"x"), Command(b"x")])
+
+
+class Wordy(Mux):
+    """Replies with text."""
+
+    def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
+        return Applied("done")  # type: ignore[arg-type]
+
+
+def test_a_reply_that_is_no_bytes_is_found() -> None:
+    with pytest.raises(TypeError, match="reply is a str, not bytes"):
+        Rehearsal(lambda: Wordy({1: KV})).command(b"x")
 
 
 @pytest.mark.parametrize("make", [AppendLog, KV, Queue, lambda: create_machine("log", {"compact": "key"}), office])

@@ -136,6 +136,19 @@ def test_the_first_session_is_told_and_a_frame_of_it_is_applied_once() -> None:
     assert [index for index, _ in rig.effects.done] == [again], "the copy's payload is released"
 
 
+@pytest.mark.parametrize("session", [0, 7])
+@pytest.mark.parametrize("reply", [None, "text", 5])
+def test_a_reply_that_is_no_bytes_halts_its_group_and_never_comes_to_a_connection(reply: object, session: int) -> None:
+    rig = Rig()
+    rig.entries.add_own(encode_system("register", 7, 1, 60_000))
+    rig.machine.answers = {b"odd": Applied(cast(Any, reply))}
+    odd = rig.entries.add_frames(frame(b"odd", session, session and 1))
+    rig.owe(odd, 1)
+    rig.apply()
+    assert rig.client.once() == {1: "unknown"} and rig.core.applied == odd - 1
+    assert rig.member.state == HALTED and "reply is a" in rig.member.reason
+
+
 def test_a_want_of_descriptors_applies_it_later_and_damage_is_told() -> None:
     rig = Rig()
     rig.entries.add(b"one")

@@ -164,3 +164,16 @@ def test_what_a_batch_machine_refuses_is_released() -> None:
 
 
 # A cluster
+
+
+@pytest.mark.parametrize("session", [0, SESSION])
+def test_a_batch_machines_reply_that_is_no_bytes_is_its_fault(session: int) -> None:
+    def text(context: Context, frames: Sequence[Frame]) -> Batch:
+        return Batch(["text"] * len(frames))  # type: ignore[list-item]
+
+    context = Context(1, 2, 1, 0, 1, 1)
+    with pytest.raises(TypeError, match="a str, not bytes"):
+        if session:
+            apply_next(table(), context, [plain(session, 1, 0)], text)
+        else:
+            run_batch(text, context, [plain(session, 1, 0)])
