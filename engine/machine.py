@@ -19,7 +19,7 @@ from .entry import Frame
 __all__ = [
     "Append", "Applied", "Aux", "Batch", "BatchMachine", "Checkpoint", "Context", "Deliver", "Effect", "End", "Frame",
     "Frozen", "Machine", "Monitor", "PayloadRange", "PayloadRef", "Position", "Reject", "Release", "Sections", "Send",
-    "Timer", "check_reply",
+    "Timer", "check_effect", "check_reply",
 ]  # fmt: skip
 
 Sections: TypeAlias = Mapping[str, bytes]
@@ -226,8 +226,34 @@ class BatchMachine(Protocol):
         ...
 
 
+_BYTES = (bytes, bytearray, memoryview)
+_TIME_MAX = 1 << 63
+"""Above every time (ms) that can be stored."""
+
+
+def check_effect(effect: object) -> None:
+    """Raise `TypeError` for what is no effect, or could not be kept, sent or compared as one: found later it would be
+    its node's fault, and not its machine's."""
+    if isinstance(effect, Timer):
+        due = effect.due_ms
+        is_time = due is None or (isinstance(due, int | float) and -_TIME_MAX <= due < _TIME_MAX)
+        fits = is_time and isinstance(effect.name, str)
+    elif isinstance(effect, Append):
+        fits = isinstance(effect.command, _BYTES)
+    elif isinstance(effect, Monitor):
+        fits = isinstance(effect.session, int)
+    elif isinstance(effect, Send):
+        fits = isinstance(effect.session, int) and isinstance(effect.message, _BYTES)
+    elif isinstance(effect, Deliver):
+        fits = isinstance(effect.session, int) and isinstance(effect.tag, _BYTES) and isinstance(effect.refs, Sequence)
+    else:
+        fits = isinstance(effect, Release | Aux | Checkpoint | End)
+    if not fits:
+        raise TypeError(f"{effect!r} is no effect: it is none of them, or a field is of another type")
+
+
 def check_reply(reply: object) -> None:
     """Raise `TypeError` for what no client can be told: found on its way out, it would be its node's fault, and not
     its machine's."""
-    if not isinstance(reply, bytes | bytearray | memoryview):
+    if not isinstance(reply, _BYTES):
         raise TypeError(f"the machine's reply is a {type(reply).__name__}, not bytes")

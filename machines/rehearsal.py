@@ -26,6 +26,7 @@ from logyard.engine.machine import (
     Reject,
     Release,
     Timer,
+    check_effect,
     check_reply,
 )
 from logyard.protocol.frame import UNIFORM
@@ -234,11 +235,12 @@ class Rehearsal:
         return Batch(replies, effects)
 
     def _did(self, context: Context, batch: Batch) -> None:
-        """Keep the replicated part of an index's effects. Raises `TypeError` for a reply that no client could get."""
+        """Keep the replicated part of an index's effects. Raises `TypeError` for effects and replies that are none."""
         for reply in batch.replies:
             if not isinstance(reply, Reject):
                 check_reply(reply)
         for effect in batch.effects:
+            check_effect(effect)
             if isinstance(effect, Release):
                 for at in [at for at in self.live if effect.first <= at < effect.end]:
                     del self.live[at]

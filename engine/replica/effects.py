@@ -28,6 +28,7 @@ from ..machine import (
     PayloadRange,
     Release,
     Send,
+    check_effect,
 )
 from ..raft.state import LEADER
 from .apply import REPLICATED
@@ -72,6 +73,21 @@ def _outside(member: Member, name: str, *arguments: Any) -> Any:
     except Exception:
         log.exception("group %s: %s of its machine failed", member.spec.name, name)
         return None
+
+
+def _asked(member: Member, name: str, *arguments: Any) -> list[Effect]:
+    """Return what an optional local method asks for. Whatever else it gives, a generator that raises too, is reported
+    like what it raises: it is called by the node's own tasks."""
+    method = getattr(member.machine, name, None)
+    found: list[Effect] = []
+    if method is not None:
+        try:
+            for effect in method(*arguments) or ():
+                check_effect(effect)
+                found.append(effect)
+        except Exception:
+            log.exception("group %s: %s of its machine failed", member.spec.name, name)
+    return found
 
 
 class _Again:
@@ -124,12 +140,12 @@ class Effects:
                 else:
                     for first, end in member.uploads.spared(effect.first, effect.end):
                         self._released(member, member.release(context.index, first, end))
-            elif isinstance(effect, REPLICATED):
+                continue
+            check_effect(effect)
+            if isinstance(effect, REPLICATED):
                 self._keep(member, context, effect)
-            elif isinstance(effect, LEADERS):
-                outside.append(effect)
             else:
-                raise TypeError(f"{effect!r} is no effect")
+                outside.append(effect)
         if outside and member.leading and context.term == member.raft.term and context.index > member.floor:
             self._act(member, context.index, outside)
 
@@ -162,10 +178,10 @@ class Effects:
         except LogyardError as error:
             log.warning("group %s: no snapshot although its machine asked for one: %s", member.spec.name, error)
 
-    def _act_local(self, member: Member, effects: Sequence[Effect] | None) -> None:
+    def _act_local(self, member: Member, effects: Sequence[Effect]) -> None:
         """Perform effects of `on_role` and `on_tick`: they are no part of the log, so they must not change what is."""
         outside: list[Effect] = []
-        for effect in effects or ():
+        for effect in effects:
             if isinstance(effect, Append):
                 # Key (0, 0) is never pending: applied whenever it is committed, and not re-issued when it gets lost.
                 self._commands.propose(member, "append", 0, 0, effect.command)
@@ -188,11 +204,11 @@ class Effects:
                 self.propose_due(member)
         if hasattr(member.machine, "on_tick"):
             self.ticking.add(member)
-        self._act_local(member, _outside(member, "on_role", "leader"))
+        self._act_local(member, _asked(member, "on_role", "leader"))
 
     def on_listening(self, member: Member, session: int) -> None:
         """Let the machine say once more what must not be missed: a session's client listens here, perhaps again."""
-        self._act_local(member, _outside(member, "on_listen", session))
+        self._act_local(member, _asked(member, "on_listen", session))
 
     def on_following(self, member: Member) -> None:
         """Give up the leader's part: this member led, and does no more."""
@@ -203,7 +219,7 @@ class Effects:
         if member.kept is not None:
             member.kept.follow()
         if member.state == RUNNING:
-            _outside(member, "on_role", "follower")
+            _asked(member, "on_role", "follower")
 
     def tick(self) -> None:
         """Propose the timers that are due. Called by the ticker; costs only groups that have something pending."""
@@ -222,7 +238,7 @@ class Effects:
             elif member.raft.role == LEADER:
                 now = self._log_time(member)
                 context = Context(member.uid, member.raft.applied, member.raft.term, now, member.version)
-                self._act_local(member, _outside(member, "on_tick", context))
+                self._act_local(member, _asked(member, "on_tick", context))
 
     def propose_due(self, member: Member) -> None:
         """Propose what is due of the kept state. What can't be proposed now stays due."""

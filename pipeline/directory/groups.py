@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from logyard.engine.entry import COMMANDS, CONFIGURATION, Entry, frames_of, is_guarded, system_command
-from logyard.engine.machine import Machine, Release
+from logyard.engine.machine import Machine, Release, check_effect
 from logyard.engine.recovery.inspect import Facts, Wal, image_of
 from logyard.engine.recovery.rebuild import Image, log_base
 from logyard.engine.replica import snapshot_sections
@@ -345,6 +345,8 @@ class Replay(Replicated):
         context = context_of(self, entry)
         released = []
         for effect in self.run_again(context, entry, self._delete).effects:
+            # A member halts at what is none.
+            check_effect(effect)
             if isinstance(effect, Release):
                 released.append(effect)
             elif isinstance(effect, REPLICATED):

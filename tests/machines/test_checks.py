@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from logyard.engine.machine import (
+    Append,
     Applied,
     Batch,
     Context,
@@ -187,15 +188,16 @@ def test_a_machine_that_can_not_take_an_empty_batch_is_found() -> None:
 
 
 class Wordy(Mux):
-    """Replies with text."""
+    """Says with text what is none."""
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
-        return Applied("done")  # type: ignore[arg-type]
+        return Applied("done") if command == b"reply" else Applied(b"", [Append("later")])  # type: ignore[arg-type]
 
 
-def test_a_reply_that_is_no_bytes_is_found() -> None:
-    with pytest.raises(TypeError, match="reply is a str, not bytes"):
-        Rehearsal(lambda: Wordy({1: KV})).command(b"x")
+def test_a_reply_and_an_effect_that_are_none_are_found() -> None:
+    for command, why in [(b"reply", "reply is a str, not bytes"), (b"effect", "is no effect")]:
+        with pytest.raises(TypeError, match=why):
+            Rehearsal(lambda: Wordy({1: KV})).command(command)
 
 
 @pytest.mark.parametrize("make", [AppendLog, KV, Queue, lambda: create_machine("log", {"compact": "key"}), office])

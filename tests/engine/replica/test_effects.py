@@ -201,3 +201,52 @@ def test_what_a_machine_raises_outside_the_log_stops_nobody() -> None:
 def test_what_is_no_effect_is_an_error() -> None:
     with pytest.raises(TypeError):
         Rig().perform(cast(Any, Applied(b"")))
+
+
+ODD_EFFECTS = [
+    Timer("bell", cast(Any, "soon")), Timer("bell", 1 << 70), Timer("bell", cast(Any, float("nan"))),
+    Timer(cast(Any, (1,)), 5), Append(cast(Any, "text")), Append(cast(Any, object())), Monitor(cast(Any, [1])),
+    Send(1, cast(Any, "text")), Send(cast(Any, [1]), b"x"), Deliver(1, cast(Any, None)), cast(Any, b"x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD_EFFECTS, ids=repr)
+def test_an_effect_with_odd_fields_is_its_entrys_fault_on_every_member_and_nobodys_later(odd: Effect) -> None:
+    for leads in (False, True):
+        rig = Rig()
+        if leads:
+            rig.lead()
+        with pytest.raises(TypeError, match="is no effect"):
+            rig.perform(odd)
+        assert rig.member.kept is None and not rig.sessions.sent and not rig.commands.queued
+        rig.effects.tick()
+
+
+class Yielding(Outside):
+    """Gives what it wants one by one, and fails on the way."""
+
+    def on_role(self, role: str) -> Any:
+        self.heard.append(role)
+        yield Send(1, b"role")
+        raise RuntimeError("a fault that is no part of the log")
+
+    on_tick = on_role
+
+
+@pytest.mark.parametrize("said", [5, [5], *([one] for one in ODD_EFFECTS)], ids=repr)
+def test_whatever_a_local_method_gives_stops_nobody(said: Any) -> None:
+    rig = Rig()
+    rig.machine.said = said
+    rig.lead()
+    rig.effects.tick_machines()
+    rig.effects.on_following(rig.member)
+    assert rig.machine.heard == ["leader", 100, "follower"] and not rig.sessions.sent and not rig.commands.queued
+
+
+def test_a_local_method_that_yields_and_fails_stops_nobody() -> None:
+    rig = Rig()
+    rig.member.machine = rig.machine = Yielding()
+    rig.lead()
+    rig.effects.tick_machines()
+    rig.effects.on_following(rig.member)
+    assert rig.sessions.sent == [Send(1, b"role")] * 2 and rig.machine.heard[-1] == "follower"
