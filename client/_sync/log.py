@@ -294,11 +294,10 @@ class LogVerbs(ABC):
             page = self.poll(offset, max_records=wanted, wait=wait, node=node, bodies=bodies)
             for record in page:
                 if stop is not None and record.offset >= stop:
-                    # Of a keyed log offsets are missing, so fewer records were left than were asked for.
+                    # So many records of a keyed log may reach far behind it.
                     return
-                if record.left_out:
-                    self._fill(record, page.node)
-                yield record
+                if not record.left_out or self._fill(record, page.node):
+                    yield record
             if not len(page) and not follow:
                 return
             offset = page.next
@@ -335,30 +334,38 @@ class LogVerbs(ABC):
             page = self.yard.run(call, timeout)
             records: list[Record] = []
             for record in page:
-                if record.left_out:
-                    self._fill(record, page.node)
-                records.append(record)
-            if records:
+                if not record.left_out or self._fill(record, page.node):
+                    records.append(record)
+            if len(page):
                 cursor = Cursor(cursor.uid, page.next)
-                yield Tailed(records, cursor)
             elif not follow:
                 return
+            if records:
+                yield Tailed(records, cursor)
 
     def read(self, offset: int, *, node: int | None = None, bodies: bool = True) -> Record:
         """Read one record; raise `OutOfRange` when it is not there yet."""
         page = self.poll(offset, max_records=1, node=node, bodies=bodies)
         for record in page:
-            if record.offset != offset:
+            if record.offset != offset or (record.left_out and not self._fill(record, page.node)):
                 raise Gone(f"{self.name}: the record at {offset} gave way to a newer one with its key")
-            if record.left_out:
-                self._fill(record, page.node)
             return record
         raise OutOfRange(f"{self.name}: offset {offset} is not in {page.start}..{page.end}")
 
-    def _fill(self, record: Record, node: int) -> None:
-        """Fetch a payload that did not fit into its page, unless it is too long for one buffer."""
-        if record.size <= FRAME_BYTES_MAX:
+    def _fill(self, record: Record, node: int) -> bool:
+        """Fetch a payload that did not fit into its page, unless it is too long for one buffer. False: its record gave
+        way to a newer one with its key meanwhile."""
+        if record.size > FRAME_BYTES_MAX:
+            return True
+        try:
             record.fill(self.read_body(record.offset, 0, record.size, node=node))
+        except Gone:
+            # Whether the record went, or its bytes are not to be had there, the same member says.
+            page = self.poll(record.offset, max_records=1, node=node, bodies=False)
+            if all(one.offset == record.offset for one in page):
+                raise
+            return False
+        return True
 
     def read_body(
         self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None

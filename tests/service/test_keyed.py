@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from logyard.client import errors
+from logyard.client._async.log import LogVerbs
 from logyard.client.aio import connect
+from logyard.client.log import POLL_BYTES
 from logyard.client.sync import connect_sync
 from logyard.engine.config import SystemConfig
 from logyard.machines.log import AppendLog
+from logyard.machines.log.command import KEYED
 from logyard.pipeline.directory.source import DirectorySource
 from logyard.protocol.errors import Gone
 from logyard.service.check.run import check_directory
@@ -67,6 +71,44 @@ async def test_the_last_values_stay_through_compaction_and_restarts(tmp_path: Pa
             source.logs(pattern="k")
     finally:
         source.close()
+
+
+async def test_records_are_read_up_to_where_they_are_wanted_and_no_further(tmp_path: Path) -> None:
+    async with open_system(tmp_path / "data", SMALL) as system:
+        log = await system.start_group("k", AppendLog(keyed=True))
+        for key in b"abaacbbd":
+            await log.append_many([(b"", b"x")], keys=[bytes([key])])
+        for stop in range(9):
+            assert [one.offset async for one in log.records(0, stop)] == [one for one in (3, 4, 6, 7) if one < stop]
+
+
+@pytest.mark.parametrize("verb", ["records", "tail", "read"])
+async def test_a_long_record_that_gives_way_while_it_is_read_ends_no_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    async with open_system(tmp_path / "data", SMALL) as system:
+        log = await system.start_group("k", AppendLog(keyed=True))
+        keyed = bytes([KEYED]) + b"a"
+        assert await log.append(b"long", bytes(POLL_BYTES + 1), command=keyed) == 0
+        whole, came = LogVerbs.read_body, list[int]()
+
+        async def read_body(self: LogVerbs, offset: int, *given: Any, **more: Any) -> bytes:
+            if not came:
+                came.append(await log.append(b"new", b"short", command=keyed))
+            return await whole(self, offset, *given, **more)
+
+        monkeypatch.setattr(LogVerbs, "read_body", read_body)
+        if verb == "read":
+            with pytest.raises(Gone, match="newer one with its key"):
+                await log.read(0)
+        elif verb == "tail":
+            batches = [batch async for batch in log.tail(follow=False)]
+            assert [(batch.cursor.offset, [one.payload for one in batch.records]) for batch in batches] == [
+                (2, [b"short"])
+            ]
+        else:
+            assert [(one.offset, one.payload) async for one in log.records()] == [(1, b"short")]
+        assert came == [1]
 
 
 async def test_a_follower_that_was_away_has_the_same(tmp_path: Path) -> None:
