@@ -9,6 +9,7 @@ Part of `machines.log` for logs that were created with `compact`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from logyard.engine.machine import Frame, PayloadRange, Position
@@ -59,9 +60,9 @@ class Keys:
 
     def outlived(self, now: int, last: int) -> Iterator[tuple[int, Position]]:
         """Take out removals that are a day old, but for the record at offset `last`; return where they were."""
-        for key, stamp in list(self.removals.items()):
-            if now - stamp <= REMOVAL_MS:
-                return
+        # Asked at each entry: only those that are due are walked.
+        due = takewhile(lambda one: now - one[1] > REMOVAL_MS, self.removals.items())
+        for key in [key for key, _ in due]:
             index, ordinal = self.newest[key]
             if self.entries[index][ordinal][0] != last and (found := self._drop(key)) is not None:
                 yield found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgpack
 import pytest
@@ -70,6 +71,26 @@ def test_a_key_that_is_taken_away_is_heard_of_for_a_day() -> None:
     run.now += 2 * REMOVAL_MS
     # The last record stays, so that the log's end is known.
     assert run.apply(put(b"b"))[1] == [one(3, 0)] and run.log.keys.removals == {}
+
+
+def test_removals_that_are_not_due_cost_an_entry_nothing() -> None:
+    run = Run()
+    run.apply(put(*(b"%d" % number for number in range(1000)), removal=True))
+    assert run.log.keys is not None
+    walked: list[bytes] = []
+
+    class Counted(dict[bytes, int]):
+        def items(self) -> Any:
+            for key, stamp in super().items():
+                walked.append(key)
+                yield key, stamp
+
+    run.log.keys.removals = Counted(run.log.keys.removals)
+    run.apply(put(b"new"))
+    assert len(walked) == 1
+    run.now = REMOVAL_MS + 1
+    run.apply(put(b"new"))
+    assert len(walked) == 1001 and list(run.log.keys.newest) == [b"new"]
 
 
 def test_what_a_keyed_log_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
