@@ -137,7 +137,11 @@ class Mux:
         """Tell every part that monitors the session of its end."""
         effects: list[Effect] = []
         for tag in self.monitors.pop(session, ()):
-            effects += self._hooked(context, tag, "on_session_end", session).effects
+            try:
+                effects += self._hooked(context, tag, "on_session_end", session).effects
+            except Reject:
+                # The others are told all the same.
+                self.refused += 1
         return Applied(b"", effects)
 
     def upgrade(self, from_version: int, to_version: int) -> None:
@@ -196,7 +200,13 @@ class Mux:
             hook = getattr(self.parts[asker], "on_then", None)
             if hook is not None:
                 self._held.pop(asker, None)
-                self._sort(asker, hook(self._context(context, asker), to, outcome) or (), effects, then)
+                try:
+                    asked = hook(self._context(context, asker), to, outcome) or ()
+                except Reject:
+                    # What led to it is done, and its reply is given.
+                    self.refused += 1
+                else:
+                    self._sort(asker, asked, effects, then)
 
     def _sort(self, tag: int, asked: Iterable[Any], effects: list[Effect], then: deque[tuple[int, Then]]) -> None:
         for effect in asked:

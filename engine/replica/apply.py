@@ -195,7 +195,18 @@ def _session_end_of(state: Replicated) -> OnEnd | None:
     hook = getattr(state.machine, "on_session_end", None)
     if hook is None:
         return None
-    return lambda context, session: hook(context, session).effects if _wants_end(state, session) else ()
+
+    def on_end(context: Context, session: int) -> Sequence[Effect]:
+        if not _wants_end(state, session):
+            return ()
+        try:
+            ended: Applied = hook(context, session)
+        except Reject:
+            # As of a timer: it changes nothing, and the session has ended all the same.
+            return ()
+        return ended.effects
+
+    return on_end
 
 
 def _wants_end(state: Replicated, session: int) -> bool:

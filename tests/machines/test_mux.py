@@ -358,3 +358,25 @@ async def test_three_machines_in_one_group_of_three_nodes(tmp_path: Path) -> Non
         assert [one[TALLY].count for one in states] == [6, 6, 6]
         found = json.loads(await run.query("o", envelope(NAMES, b"")))
         assert {name.lower(): number for name, number in found.items()}["late"] == 3
+
+
+class Unwilling(Tally):
+    """Refuses what can't be refused any more."""
+
+    def on_session_end(self, context: Context, session: int) -> Applied:
+        raise Reject("refused", "a session's end")
+
+    def on_then(self, context: Context, tag: int, outcome: bytes | Reject) -> None:
+        raise Reject("refused", "what was asked for")
+
+
+def test_a_part_that_refuses_what_has_happened_hides_it_from_nobody() -> None:
+    run = Rehearsal(lambda: Mux({1: Unwilling, TALLY: Tally}))
+    mux = run.machine
+    assert isinstance(mux, Mux)
+    for tag in (1, TALLY):
+        run.command(envelope(tag, b"greet 5"))
+    run.step(EndSession(5))
+    assert tally(run).count == 100 and mux.refused == 1 and not mux.monitors
+    assert run.command(envelope(1, b"loop"), 7) == b"1" and not run.live
+    assert tally(run).count == 100 + THEN_MAX, "what was asked for was done"

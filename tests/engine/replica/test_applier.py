@@ -10,15 +10,15 @@ import trio
 import trio.testing
 
 from logyard.engine.entry import CONFIGURATION, NOOP, encode_system
-from logyard.engine.machine import Applied, Context, Effect, Machine, Position, Reject, Release
+from logyard.engine.machine import Applied, Context, Effect, Machine, Monitor, Position, Reject, Release
 from logyard.engine.replica.applier import Applier, Host
 from logyard.engine.replica.effects import Effects
-from logyard.engine.replica.member import DELETED, HALTED, Member
+from logyard.engine.replica.member import DELETED, HALTED, RUNNING, Member
 from logyard.engine.replica.proposals import Owed, Proposal
 from logyard.engine.replica.quarantine import Quarantine
 from logyard.protocol.errors import Busy, Corrupt
 
-from .doubles import TERM, Client, Entries, Recorder, frame, member_of
+from .doubles import TERM, UID, Client, Entries, Recorder, frame, member_of
 
 
 class Performed:
@@ -134,6 +134,23 @@ def test_the_first_session_is_told_and_a_frame_of_it_is_applied_once() -> None:
     assert rig.told == [("sessions",)] and rig.machine.given == [(first, b"x")]
     assert rig.client.once() == {1: b"did x", 2: b"did x"}
     assert [index for index, _ in rig.effects.done] == [again], "the copy's payload is released"
+
+
+def test_a_machine_that_refuses_a_sessions_end_is_told_of_it_and_goes_on() -> None:
+    class Refusing(Recorder):
+        def on_session_end(self, context: Context, session: int) -> Applied:
+            self.given.append((context.index, b"end"))
+            raise Reject("no", "it ended all the same")
+
+    rig = Rig()
+    rig.member.begin_anew(cast(Machine, machine := Refusing()))
+    rig.member.keep(Context(UID, 1, TERM, 5, 1, 1), Monitor(7))
+    rig.entries.add_own(encode_system("register", 7, 1, 60_000))
+    ended = rig.entries.add_own(encode_system("expire", 7))
+    rig.entries.add(b"later")
+    rig.apply()
+    assert machine.given == [(ended, b"end"), (3, b"later")] and rig.member.state == RUNNING
+    assert rig.member.sessions is None and rig.member.kept is not None and not rig.member.kept.monitors
 
 
 @pytest.mark.parametrize("session", [0, 7])
