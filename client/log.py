@@ -6,6 +6,7 @@ one that names none goes to the leader.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
@@ -262,7 +263,10 @@ def seek_call(name: str, since: int, node: int | None) -> Call[int]:
 
 
 def retain_call(name: str, age_s: float, size: int, records: int) -> Call[int]:
-    """Return a call that limits what a log keeps; 0 is no limit."""
+    """Return a call that limits what a log keeps; 0 is no limit. Raises `BadRequest` for an age that is no number of
+    seconds."""
+    if not math.isfinite(age_s):
+        raise BadRequest(f"an age is a number of seconds, 0 for no limit, not {age_s}")
     return ask("retain", int, kind="log", name=name, ms=round(age_s * 1000), bytes=size, records=records)
 
 

@@ -91,8 +91,13 @@ class Marked(bytes):
 
 
 def append_command(at: int | None) -> bytes:
-    """Return the command that appends; with `at`, only if the log ends there (logs made with a `start`)."""
-    return APPEND_COMMAND if at is None else APPEND_AT.pack(APPEND_AT_CODE, at)
+    """Return the command that appends; with `at`, only if the log ends there (logs made with a `start`). Raises
+    `BadRequest` for what is no offset."""
+    if at is None:
+        return APPEND_COMMAND
+    if not 0 <= at < 1 << 64:
+        raise BadRequest(f"an offset is a number from 0 up, not {at}")
+    return APPEND_AT.pack(APPEND_AT_CODE, at)
 
 
 def produce_command(producer: int, sequence: int) -> bytes:
@@ -178,13 +183,18 @@ class Frame:
     def put_many(
         self, records: Iterable[tuple[Buffer, Buffer | None]], keys: Iterable[bytes] | None = None
     ) -> None:  # fmt: skip
-        """Add records that are appended together or not at all; raise `BadRequest` when they are too many for that.
+        """Add records that are appended together or not at all; raise `BadRequest` when they can't be.
         `keys`: of each, for a keyed log."""
         if keys is None:
             for head, body in records:
                 self.put(head, body)
         else:
             self.commands = []
+            records, keys = list(records), list(keys)
+            if len(records) != len(keys):
+                raise BadRequest(
+                    f"each record has a key of its own: there are {len(records)} records, {len(keys)} keys"
+                )
             for (head, body), key in zip(records, keys, strict=True):
                 if not 0 < len(key) <= KEY_BYTES_MAX:
                     raise BadRequest(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import trio
 
-from logyard.engine.machine import Reject
+from logyard.engine.machine import Reject, check_reply
 from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.proposals import CommandRejected
@@ -101,7 +101,7 @@ class MachineVerbs:
         """Ask a machine something: its own `query` method answers. `index`: not before this member has applied it.
 
         `consistency` as in `consistency`. Raises `BadRequest` for a machine without queries, what a `Reject` says,
-        `Busy`.
+        `Busy`; `TypeError` for an answer that is no bytes.
         """
         member = await self._reads.member(name, consistency, staleness_s)
         if index:
@@ -114,6 +114,8 @@ class MachineVerbs:
             answer: bytes = ask(request)
         except Reject as reject:
             raise CommandRejected(reject) from None
+        # A client would make something else of a number, and raise nothing.
+        check_reply(answer)
         return answer
 
     async def _until(self, member: Member, condition: Callable[[], bool], wait_s: float) -> None:

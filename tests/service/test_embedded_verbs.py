@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import logyard
 from logyard.client.messages import Message
 from logyard.engine.machine import Machine
 from logyard.machines.log import AppendLog
-from logyard.protocol.errors import GroupStopped, LogyardError, Unknown, UnknownGroup, WrongKind
+from logyard.protocol.errors import BadRequest, GroupStopped, LogyardError, Unknown, UnknownGroup, WrongKind
 from logyard.protocol.pending import OK, PendingReply
 from logyard.service.embedded import Patience, open_system
 from tests.chaos import register
@@ -98,6 +99,37 @@ async def test_streams_large_payloads_and_the_first_record_that_is_there(tmp_pat
         assert await log.truncate(1) == 1
         assert [record.offset async for record in log.records(stop=4)] == [1, 2, 3]
         assert [one.records[0].offset async for one in log.tail(follow=False)] == [1]
+
+
+async def test_numbers_that_are_none_are_bad_requests(tmp_path: Path) -> None:
+    async with open_system(tmp_path, SMALL) as system:
+        await system.create("l", start=5)
+        log = system.log("l")
+        assert list(await log.append_many([(b"", b"x")], at=5)) == [5]
+        for at in (-1, 1 << 64):
+            with pytest.raises(BadRequest, match="an offset is a number"):
+                await log.append_many([(b"", b"x")], at=at)
+        for age in (math.inf, math.nan):
+            with pytest.raises(BadRequest, match="an age is a number of seconds"):
+                await log.retain(age=age)
+        for keys in ([], [b"a", b"b"]):
+            with pytest.raises(BadRequest, match="a key of its own"):
+                await log.append_many([(b"", b"x")], keys=keys)
+        assert (await log.latest()) == (5, 6)
+
+
+class Numbers(Registers):
+    """Answers what it is asked with a number."""
+
+    def query(self, request: bytes) -> bytes:
+        return 5  # type: ignore[return-value]
+
+
+async def test_an_answer_that_is_no_bytes_is_no_answer(tmp_path: Path) -> None:
+    async with open_system(tmp_path, SMALL, machines={"numbers": Numbers}) as system:
+        group = await system.start_group("n", Numbers())
+        with pytest.raises(TypeError, match="int, not bytes"):
+            await group.query(b"")
 
 
 async def test_the_yards_verbs(tmp_path: Path) -> None:
