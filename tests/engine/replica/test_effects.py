@@ -16,6 +16,7 @@ from logyard.engine.machine import (
     Deliver,
     Effect,
     End,
+    Machine,
     Monitor,
     PayloadRange,
     Position,
@@ -230,7 +231,8 @@ class Yielding(Outside):
         yield Send(1, b"role")
         raise RuntimeError("a fault that is no part of the log")
 
-    on_tick = on_role
+    def on_tick(self, context: Context) -> Any:
+        yield from self.on_role("tick")
 
 
 @pytest.mark.parametrize("said", [5, [5], *([one] for one in ODD_EFFECTS)], ids=repr)
@@ -245,7 +247,8 @@ def test_whatever_a_local_method_gives_stops_nobody(said: Any) -> None:
 
 def test_a_local_method_that_yields_and_fails_stops_nobody() -> None:
     rig = Rig()
-    rig.member.machine = rig.machine = Yielding()
+    rig.machine = Yielding()
+    rig.member.begin_anew(cast(Machine, rig.machine))
     rig.lead()
     rig.effects.tick_machines()
     rig.effects.on_following(rig.member)
