@@ -177,7 +177,8 @@ def instant(value: Any, unit: int) -> int:
     except (ValueError, OverflowError) as error:
         raise Bad(NO_TIME, str(error)) from None
     if not FIRST_US <= us < LAST_US:
-        raise Bad(NO_TIME, f"{us} us since 1970 are out of range")
+        # Not the number: it may have more digits than Python writes.
+        raise Bad(NO_TIME, "it is out of range: the years 1 to 9999 are expected")
     return us
 
 
