@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +26,8 @@ class Sending:
         self._failure: BaseException | None = None
 
     def __enter__(self) -> Self:
+        # One thread is there from now on, or this fails: what no other one can be started for comes to it.
+        self._pool.submit(int)
         return self
 
     def __exit__(
@@ -51,10 +53,13 @@ class Sending:
                 waiting.append((send, size))
                 return
             self._waiting[log] = deque([(send, size)])
-        self._submit(log)
-
-    def _submit(self, log: str) -> Future[None]:
-        return self._pool.submit(self._run, log)
+        try:
+            self._pool.submit(self._run, log)
+        except RuntimeError as error:
+            # No more threads are to be had. The pool has it all the same, and drops it after a failure.
+            with self._lock:
+                self._failure = self._failure or error
+            raise
 
     def _run(self, log: str) -> None:
         """Send one log's frames until there is none."""
