@@ -142,9 +142,15 @@ class SinkLog:
     def load(self) -> State | None:
         """Return the state; None for a log without any record."""
         while True:
-            _, end = self._log.latest()
+            start, end = self._log.latest()
             if not end:
                 return None
+            if start == end:
+                # The sink itself always leaves its last record there.
+                raise SinkError(
+                    f"{self.name}: the records of its log were truncated, by hand or by a retention: delete that log, "
+                    "and sinkReset=true goes on; the batch under way may be there twice"
+                )
             try:
                 return read_state(self._log.read(end - 1))
             except (OutOfRange, Gone):

@@ -21,9 +21,9 @@ from logyard.pipeline.errors import OptionError
 from logyard.pipeline.sink import core
 from logyard.pipeline.sink.core import Sink, Writing, Written, open_sink
 from logyard.pipeline.sink.options import SINK_OPTIONS, SinkOptions, parse_sink, sink_table
-from logyard.pipeline.sink.record import Cut, Fenced, SinkError
+from logyard.pipeline.sink.record import Cut, Fenced, SinkError, SinkLog
 from logyard.pipeline.sink.rows import check_columns, frames
-from logyard.protocol.errors import LogyardError, Refused
+from logyard.protocol.errors import LogyardError, OutOfRange, Refused
 from logyard.service.local_cluster import LocalCluster
 from tests.source_tree import ROOT
 
@@ -406,6 +406,32 @@ def test_a_checkpoint_that_is_gone_is_refused_until_the_sink_is_reset(
     query.do(0, batches[2])
     query.do(1, batches[3])
     check(yard, batches)
+
+
+class Emptied:
+    """A sink's log of which all was truncated."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def latest(self) -> tuple[int, int]:
+        return 7, 7
+
+    def read(self, offset: int) -> Any:
+        self.reads += 1
+        assert self.reads < 100, "it looks for ever for what is not there"
+        raise OutOfRange("it is truncated", start=7, end=7)
+
+    def append_many(self, records: Any, *, at: int | None = None) -> range:
+        raise AssertionError("nothing is known that could be written")
+
+    def truncate(self, before: int) -> int:
+        raise AssertionError("nothing is there")
+
+
+def test_a_sink_whose_log_was_truncated_says_so() -> None:
+    with pytest.raises(SinkError, match=r"^sink 's': the records of its log were truncated.*sinkReset=true"):
+        SinkLog(Emptied(), 1, "sink 's'").load()
 
 
 def test_a_sink_whose_log_is_gone_is_refused_until_it_is_reset(cluster: LocalCluster, yard: Yard) -> None:
