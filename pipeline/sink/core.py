@@ -192,6 +192,7 @@ class Sink:
         """Return a log that rows go to. Raises `SinkError` for one that is not there, unless logs are made."""
         log = self.yard.log(name)
         if name not in self._known:
+            self._check_foreign(name)
             try:
                 self.yard.locate(name)
             except UnknownGroup:
@@ -200,6 +201,13 @@ class Sink:
                 self._make(name)
             self._known.add(name)
         return log
+
+    def _check_foreign(self, name: str) -> None:
+        """Raise `SinkError` for a row's log that the sink keeps itself in: it could not read its state any more."""
+        if self.options.guarantee == LEAST:
+            return
+        if name == f"{self.options.sink}.log" or name.startswith(f"{self.options.sink}.stage-"):
+            raise SinkError(f"{self.name}: log {name!r} is the sink's own, and no row may go to it")
 
     # The commit.
 

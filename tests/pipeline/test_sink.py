@@ -434,6 +434,18 @@ def test_a_sink_whose_log_was_truncated_says_so() -> None:
         SinkLog(Emptied(), 1, "sink 's'").load()
 
 
+@pytest.mark.parametrize("guarantee", BOTH)
+def test_no_row_goes_to_the_logs_that_a_sink_keeps_itself_in(cluster: LocalCluster, yard: Yard, guarantee: str) -> None:
+    query, draw = Query(cluster, guarantee), random.Random(8)
+    batches = [query.rows(number, draw) for number in range(2)]
+    query.do(0, batches[0])
+    for own in ("log", "stage-0", "stage-77"):
+        with pytest.raises(SinkError, match=rf"^sink 'sink-{query.number}': log .* is the sink's own"):
+            query.do(1, [[(f"sink-{query.number}.{own}", b"", b"x")]])
+    query.do(1, batches[1])
+    check(yard, batches)
+
+
 def test_a_sink_whose_log_is_gone_is_refused_until_it_is_reset(cluster: LocalCluster, yard: Yard) -> None:
     query, draw = Query(cluster), random.Random(7)
     batches = [query.rows(number, draw) for number in range(2)]
