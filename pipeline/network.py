@@ -253,12 +253,13 @@ class NetworkSource:
 
     def is_gone(self, name: str, uid: int) -> bool:
         """Return whether the log was deleted: every node says that it has no group of that name, or another one. A log
-        that is merely halted is in no survey either. Raises what keeps a node from answering."""
+        that is merely halted is in no survey either. `uid` 0 is whichever there is. Raises what keeps a node from
+        answering."""
         try:
             found = self.yard.locate(name)
         except UnknownGroup:
             return True
-        return int(found["uid"]) != uid
+        return uid != 0 and int(found["uid"]) != uid
 
     def place(self, wanted: Sequence[Wanted]) -> list[Wanted]:
         """Return ranges with whom to ask: members that have all of it, followers first. Waits for no node once each

@@ -376,9 +376,13 @@ def test_an_end_by_time_is_not_where_the_copy_of_one_that_is_behind_ends(monkeyp
     assert yard.asked[0] == yard.asked[-1] == 1 and len(yard.asked) > 2
 
 
-def test_a_log_that_nodes_did_not_have_at_moments_of_their_own_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("uid", [9, 0])
+def test_a_log_that_nodes_did_not_have_at_moments_of_their_own_is_not_deleted(
+    uid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of which a range names no uid: a sink's stage, what an import compares."""
     source = with_answers(Answers({1: 0, 2: 0, 3: 0}), monkeypatch)
-    one = Pending("log", 9, 100, 1000, [1, 2, 3], time.monotonic())
+    one = Pending("log", uid, 100, 1000, [1, 2, 3], time.monotonic())
     reading: Any = SimpleNamespace(gaps=True, payloads=False)
     for node in (1, 2, 3):
         assert not list(source._missing(one, UnknownGroup("no"), node, reading))
