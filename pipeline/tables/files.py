@@ -16,7 +16,7 @@ from uuid import uuid4
 import pyarrow
 import pyarrow.parquet as parquet
 
-from .rules import HOUR, TOO_LARGE, Bad, Rules, hour_of
+from .rules import HOUR, LOST, TOO_LARGE, Bad, Rules, hour_of
 
 HELD_BYTES = 64 << 20
 """Bytes of records that a task holds as rows; above, the partition with most of them is written."""
@@ -29,7 +29,8 @@ REJECTED_SCHEMA = pyarrow.schema(
     [("_log", pyarrow.string()), ("_offset", pyarrow.int64()), ("_time", INSTANT), ("reason", pyarrow.string()),
      ("detail", pyarrow.string()), ("size", pyarrow.int64()), ("bytes", pyarrow.binary())]
 )  # fmt: skip
-"""Of the table of rejects: its `_time` is the log's. `bytes` are null where the source left them out for their size."""
+"""Of the table of rejects: its `_time` is the log's, null for records that are lost. `bytes` are null where the source
+left them out for their size."""
 
 
 def table_schema(rules: Rules) -> pyarrow.Schema:
@@ -125,6 +126,11 @@ def judge(rules: Rules, batch: pyarrow.RecordBatch) -> Iterator[Judged]:
     kept = [number for number, name in enumerate(rules.fields) if name not in rules.clashes]
     kept += [len(rules.fields), len(rules.fields) + 1]
     for log, offset, at, meta, size, payload in zip(*cells(batch), strict=True):
+        if at is None:
+            # A gap, with failOnDataLoss=false: it has no time of its own, and its size is how many are missing.
+            lost = "records from here on" if size is None else f"{size} records"
+            yield False, (hour_of(0),), (log, offset, at, LOST, f"{lost} are gone", None, None), 100
+            continue
         # A record without a payload is its metadata.
         data = payload if size is not None else meta or b""
         weight = size if size is not None else len(meta or b"")

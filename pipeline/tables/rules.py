@@ -25,6 +25,8 @@ REST = "_rest"
 OWN = (REST, "_time", "_log", "_offset", HOUR)
 NO_JSON, NO_TIME, WRONG_TYPE, TOO_LARGE = "no_json", "no_time", "wrong_type", "too_large"
 REASONS = (NO_JSON, NO_TIME, WRONG_TYPE, TOO_LARGE)
+LOST = "lost"
+"""The reason of a row that is no record but stands for those that were truncated or deleted before they were read."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 FIRST_US = (datetime(1, 1, 2, tzinfo=UTC) - EPOCH) // MICROSECOND

@@ -15,6 +15,7 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable
 
+from logyard.pipeline.frames import gap_batch
 from logyard.pipeline.jobs import tables
 from logyard.pipeline.jobs.tables import Batches, Run, Tables
 from logyard.pipeline.sink.record import Fenced, SinkError
@@ -158,6 +159,23 @@ def test_a_record_without_a_payload_is_its_metadata(yard: Yard) -> None:
     batch = pyarrow.RecordBatch.from_pylist([row], SPARKS)
     yard.driver().write(0, QUERY, lambda task: iter([json.dumps(task.run([batch]))]))
     yard.check({at: data})
+
+
+def test_a_gap_is_among_the_rejects(yard: Yard) -> None:
+    """As the source has them with failOnDataLoss=false: counted where records were truncated, not where a log went."""
+    gaps = [gap_batch("a", 3, 7, True), gap_batch("b", 5, None, True)]
+    good = records(10, 5)
+
+    def tasks(task: Task) -> Iterator[str]:
+        yield json.dumps(task.run([*gaps, batch_of(good)]))
+
+    driver = yard.driver()
+    driver.write(0, QUERY, tasks)
+    assert (driver.counts.read, driver.counts.rows, driver.counts.rejected) == (7, 5, 2)
+    found = [(one["_log"], one["_offset"], one["_time"], one["reason"], one["detail"]) for one in yard.rejects()]
+    assert sorted(found, key=str) == [
+        ("a", 3, None, "lost", "7 records are gone"), ("b", 5, None, "lost", "records from here on are gone"),
+    ]  # fmt: skip
 
 
 def test_a_thousand_kinds_of_wrong_are_all_among_the_rejects(yard: Yard) -> None:
