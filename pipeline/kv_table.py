@@ -171,6 +171,15 @@ def check_identity(group: str, known: int, found: int, revision: int) -> None:
         )
 
 
+def older(group: str, newest: int, read: int) -> DataLoss:
+    """Return the error of a group that ends before what was read of it: what it gets up to there would be passed
+    over."""
+    return DataLoss(
+        f"KV group {group!r}: it is at revision {newest}, and the checkpoint says that it was at {read}: an older copy "
+        "of it was put back, or the checkpoint is another cluster's; start the query with a new checkpointLocation"
+    )
+
+
 class KvReader(DataSourceReader):
     """All keys at one revision, in tasks of so many keys."""
 
@@ -263,10 +272,13 @@ class KvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pinned = self._newest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the newest revision; `start` when it is that. Raises `DataLoss` for another group of that name."""
+        """Return the newest revision; `start` when it is that. Raises `DataLoss` for another group of that name, or an
+        older copy of it."""
         since = revision_of(start)
         newest, uid = self._pinned or self._newest()
         check_identity(self._parse().group, start.get("uid", 0), uid, since)
+        if newest < since and not start.get("initial"):
+            raise older(self._parse().group, newest, since)
         if newest <= since:
             return start
         found = {"v": VERSION, "machine": "kv", "uid": uid, "revision": newest}
@@ -290,7 +302,11 @@ class KvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if partition.first < partition.end:
             with closing(options.connect()) as yard:
                 check_identity(options.group, partition.uid, identity(yard, options.group), partition.first)
-                yield from batches(self._changes(yard.kv(options.group), partition))
+                kv = yard.kv(options.group)
+                if (newest := kv.status()["revision"]) < partition.end:
+                    # Nobody knows when it would come there, and what by then.
+                    raise older(options.group, newest, partition.end)
+                yield from batches(self._changes(kv, partition))
 
     def _changes(self, kv: KV, wanted: KvPartition) -> Iterator[dict[str, Any]]:
         prefix = (self._parse().prefix or "").encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,33 @@ def test_a_group_that_was_made_anew_is_another_one(given: dict[str, str], yard: 
     pinned.reader.prepareForTriggerAvailableNow()
     with pytest.raises(DataLoss, match="made anew"):
         pinned.end(known)
+
+
+def test_an_older_copy_of_a_group_ends_a_stream(given: dict[str, str], yard: Yard) -> None:
+    """A checkpoint that is ahead of its group, as when a backup was put back: neither waited for nor passed over."""
+    yard.kv(given["group"]).put(b"a", b"1")
+    stream = Stream(given, startingRevision="earliest")
+    start = stream.reader.initialOffset()
+    end = stream.end(start)
+    ahead = {**end, "revision": end["revision"] + 5}
+    with pytest.raises(DataLoss, match=f"is at revision {end['revision']}, and .* at {ahead['revision']}: an older"):
+        stream.end(ahead)
+    waiting = threading.Event()
+    found: list[BaseException] = []
+
+    def repeated() -> None:
+        try:
+            stream.between(end, ahead)
+        except DataLoss as error:
+            found.append(error)
+        waiting.set()
+
+    threading.Thread(target=repeated, daemon=True).start()
+    assert waiting.wait(20.0), "it waits for a revision that nobody will make"
+    assert [str(error) for error in found] and "an older copy" in str(found[0])
+    # Where a query begins may be to come.
+    later = Stream(given, startingRevision="1000")
+    assert later.end(later.reader.initialOffset()) == later.reader.initialOffset()
 
 
 def test_an_offset_of_another_source_is_refused(given: dict[str, str]) -> None:
