@@ -24,7 +24,19 @@ from ..options import Options, parse_options
 from ..schema import arrow_schema
 from ..sources import LogSource, Wanted
 from .digests import ROW_BYTES, TASK_BYTES, TASKS_LEAST, Digest, digest_of, ranges_of, runs_of
-from .manifest import DATA, FOOTER, FORMAT, PLAN, ExportError, Part, check_whole, folder_of, write_file, write_manifest
+from .manifest import (
+    DATA,
+    FOOTER,
+    FORMAT,
+    PLAN,
+    ExportError,
+    Part,
+    check_whole,
+    folder_of,
+    temporary_of,
+    write_file,
+    write_manifest,
+)
 from .running import Progress, Result, bins, run_tasks, silent
 
 if TYPE_CHECKING:
@@ -37,6 +49,7 @@ READ_PARTS = 64
 INLINE_BYTES = 16 << 20
 """A larger payload is a file of its own, whatever was asked for: a cell of it would need many times its size."""
 PLACE = "payload_file"
+UNFINISHED = ".tmp"
 
 
 class Export(NamedTuple):
@@ -74,6 +87,9 @@ def run_export(spark: SparkSession, export: Export, progress: Progress = silent)
         progress(part.rows)
     logs = [check_whole(row["log"], row["start"], row["end"], parts.get(row["log"], [])) for row in plan["logs"]]
     logs = [log._replace(uid=row["uid"]) for log, row in zip(logs, plan["logs"], strict=True)]
+    # Of attempts that were killed; one that is still at work, and late, fails.
+    for left in (out / DATA).glob(f"*/.*{UNFINISHED}"):
+        left.unlink(missing_ok=True)
     write_manifest(out, plan, logs)
     total = Digest()
     for log in logs:
@@ -94,7 +110,7 @@ def make_plan(export: Export) -> dict[str, Any]:
         if {key: found[key] for key in asked} != asked or found["format"] != FORMAT:
             raise ExportError(f"{export.out} holds an export of something else: give a new directory")
         return found
-    if any(export.out.iterdir()):
+    if any(one.name != temporary_of(path).name for one in export.out.iterdir()):
         raise ExportError(f"{export.out} is not empty, and has no {PLAN}: give a new directory")
     infos, ranges = ranges_of(export.options)
     nodes = {one.log: one.nodes for _, one in ranges}
@@ -141,6 +157,12 @@ def export_parts(export: Export, number: str, wanted: Sequence[Wanted]) -> Itera
 def path_of(wanted: Wanted) -> Path:
     """Return a part's file, relative to the export."""
     return Path(DATA) / folder_of(wanted.log) / f"{wanted.first:020d}-{wanted.end:020d}.parquet"
+
+
+def unfinished(path: Path) -> Path:
+    """Return where a file is written, by this attempt alone: of a part two may be at work, where an executor was given
+    up too early, or an export is run twice at once. Spark passes over what begins with a dot."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
 
 
 def existing(export: Export, number: str, wanted: Wanted) -> Part | None:
@@ -201,7 +223,7 @@ class PartWriter:
         self._number = number
         self._source = source
         self._path = export.out / path_of(wanted)
-        self._temporary = self._path.with_name(self._path.name + ".tmp")
+        self._temporary = unfinished(self._path)
         self._writer: parquet.ParquetWriter | None = None
         self._digest = Digest()
         fields = [field for field in arrow_schema(export.payloads != "none") if field.name != "log"]
@@ -243,12 +265,14 @@ class PartWriter:
             offset = rows.column("offset")[row].as_py()
             name = f"{offset:020d}.payload"
             path = self._path.parent / name
-            with open(path, "wb") as file:
+            temporary = unfinished(path)
+            with open(temporary, "wb") as file:
                 if payloads[row].is_valid:
                     file.write(payloads[row].as_buffer())
                 else:
                     for piece in self._source.body(self.wanted, offset, sizes[row].as_py()):
                         file.write(piece)
+            temporary.replace(path)
             places[row] = name
         gone = set(moved)
         return pyarrow.array([None if row in gone else payloads[row].as_py() for row in range(rows.num_rows)],

@@ -75,9 +75,14 @@ def folder_of(log: str) -> str:
     return f"log={quote(log, safe='')}"
 
 
+def temporary_of(path: Path) -> Path:
+    """Return where `write_file` writes before the file is there."""
+    return path.with_name(path.name + ".tmp")
+
+
 def write_file(path: Path, text: str) -> None:
     """Write a small file that is there whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = temporary_of(path)
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 

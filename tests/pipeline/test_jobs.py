@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import pytest
 from logyard.client.sync import Yard, connect_sync
 from logyard.pipeline.jobs import export as exporting
 from logyard.pipeline.jobs.digests import digest_logs
-from logyard.pipeline.jobs.export import Export, run_export
-from logyard.pipeline.jobs.importing import Import, LogImport, run_import
+from logyard.pipeline.jobs.export import UNFINISHED, Export, export_parts, make_plan, plan_tasks, run_export
+from logyard.pipeline.jobs.importing import Import, LogImport, read_part, run_import
 from logyard.pipeline.jobs.manifest import FOOTER, ExportError, Part, folder_of, read_manifest
+from logyard.pipeline.opening import open_source
 from logyard.pipeline.sources import Wanted
 from logyard.service.local_cluster import LocalCluster
 
@@ -140,6 +143,69 @@ def test_a_part_that_is_not_whole_is_written_again(cluster: LocalCluster, tmp_pa
     other.write_bytes(cut.read_bytes())
     again = run_export(spark(), job(cluster, out))
     assert again["parts_skipped"] == again["parts"] - 2 and again["digest"] == first["digest"]
+
+
+def test_an_export_that_was_killed_at_its_plan_begins_again(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run_export(spark(), job(cluster, tmp_path))
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json.tmp"]
+    assert run_export(spark(), job(cluster, tmp_path))["logs"] == 5
+
+
+@pytest.mark.parametrize("payloads", ["column", "files"])
+def test_an_attempt_that_is_late_spoils_no_part(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, payloads: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The first attempt of each part stops behind its first rows, another one writes all of it, and the first goes
+    on."""
+    put, begun = exporting.PartWriter.put, set[Wanted]()
+    made = make_plan(job(cluster, tmp_path, payloads=payloads))
+    tasks = plan_tasks(made, job(cluster, tmp_path, payloads=payloads))
+
+    def stops(self: Any, rows: Any) -> Any:
+        first = self.wanted not in begun
+        begun.add(self.wanted)
+        found = put(self, rows.slice(0, 1)) if first and rows.num_rows > 1 else None
+        if found is None and first and rows.num_rows > 1:
+            with closing(open_source(job(cluster, tmp_path, payloads=payloads).options)) as source:
+                export = job(cluster, tmp_path, payloads=payloads)
+                assert list(exporting.write_parts(export, str(made["export"]), source, [self.wanted]))
+            return put(self, rows.slice(1))
+        return put(self, rows)
+
+    monkeypatch.setattr(exporting.PartWriter, "put", stops)
+    for task in tasks:
+        list(export_parts(job(cluster, tmp_path, payloads=payloads), str(made["export"]), task))
+    monkeypatch.undo()
+    left = tmp_path / "data" / folder_of("plain") / f".x{UNFINISHED}"
+    left.write_bytes(b"of an attempt that was killed")
+    found = run_export(spark(), job(cluster, tmp_path, payloads=payloads))
+    assert found["parts_skipped"] == found["parts"] and not left.exists()
+    assert run_import(spark(), Import(tmp_path, servers(second)))["ok"]
+    assert digest_logs(spark(), given(second)) == digest_logs(spark(), given(cluster))
+
+
+def test_two_attempts_at_once_do_not_mix_their_bytes(cluster: LocalCluster, tmp_path: Path) -> None:
+    export = job(cluster, tmp_path)
+    made = make_plan(export)
+    (wanted,) = (one for task in plan_tasks(made, export) for one in task if one.log == "plain")
+    with closing(open_source(export.options)) as source:
+        rows = pyarrow.Table.from_batches(list(source.read([wanted], export.options.reading))).combine_chunks()
+        (batch,) = rows.to_batches()
+        first, second = (exporting.PartWriter(export, str(made["export"]), source, wanted) for _ in range(2))
+        for writer in (first, second):
+            assert writer.put(batch.slice(0, 10)) is None
+        for writer in (first, second):
+            part = writer.put(batch.slice(10))
+            assert part is not None and sum(1 for _ in read_part(tmp_path, part, 0)) == 151
 
 
 def test_an_import_goes_on_after_a_kill_and_stores_nothing_twice(
