@@ -48,7 +48,8 @@ def run_audit(
     """Audit the logs that the data source's options `given` name (a cluster), or everything in a directory. Returns
     plain figures; `ok`: nothing is missing, damaged or in disagreement. `progress` counts copies; `rows` gets the row
     of each copy."""
-    options = parse_options({"subscribePattern": ".*", **given})
+    named = any(name.lower() in ("subscribe", "assign") for name in given)
+    options = parse_options(given if named else {"subscribePattern": ".*", **given})
     summary = Summary(rows)
     if options.path is not None:
         from .audit_directory import audit_directory, differing, directory_tasks

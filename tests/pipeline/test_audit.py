@@ -56,6 +56,14 @@ def audit(cluster: LocalCluster, rows: list[dict[str, Any]] | None = None) -> di
     )
 
 
+def test_logs_that_are_named_are_audited_alone(cluster: LocalCluster) -> None:
+    spark: Any = Here()
+    for named in ({"subscribe": "one,two"}, {"assign": '["one", "two"]'}):
+        rows: list[dict[str, Any]] = []
+        found = run_audit(spark, {"servers": ",".join(cluster.addresses), **named}, rows=rows.append)
+        assert (found["ok"], found["copies"], {row["log"] for row in rows}) == (True, 6, {"one", "two"})
+
+
 def directory_audit(path: Path) -> dict[str, Any]:
     spark: Any = Here()
     return run_audit(spark, {"path": str(path)})
