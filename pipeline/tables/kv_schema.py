@@ -46,7 +46,8 @@ class Reads(Protocol):
 def describe(kv: Reads, group: str, prefix: str) -> Described:
     """Return what the KV group says now. Raises `BadTable`."""
     found = kv.range(prefix.encode(), prefix=True)
-    values = {one.key.decode().removeprefix(prefix): one.value for one in found.kvs}
+    # A key that is no text is nobody's of these.
+    values = {one.key.decode(errors="replace").removeprefix(prefix): one.value for one in found.kvs}
     if not any(name in ("schema", "dimensions", "time") or name.startswith(BAGGERS) for name in values):
         raise BadTable(
             f"KV group {group!r} describes no table under {prefix!r}: there is no key {prefix}schema, "
@@ -81,7 +82,7 @@ def _is_ours(name: str) -> bool:
 def _document(key: str, value: bytes) -> Any:
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadTable(f"{key}: this is no JSON: {error}") from None
 
 
@@ -95,7 +96,7 @@ def _check_column(key: str, name: str, taken: list[str]) -> None:
 def _time(document: Any, prefix: str) -> tuple[tuple[str, ...], str]:
     given = document if isinstance(document, dict) else {"field": document}
     unit = given.get("unit", "s")
-    if unit not in UNITS or given.keys() - {"field", "unit"}:
+    if not isinstance(unit, str) or unit not in UNITS or given.keys() - {"field", "unit"}:
         raise BadTable(f"{prefix}time: a field is expected, or field and unit ({', '.join(UNITS)})")
     return _path(f"{prefix}time", given.get("field")), unit
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logyard.pipeline.tables.kv_schema import BadTable, described
+from logyard.pipeline.tables.kv_schema import BadTable, describe, described
 from logyard.pipeline.tables.rules import (
     LAST_US,
     REASONS,
@@ -21,6 +21,7 @@ from logyard.pipeline.tables.rules import (
     hour_of,
     rules_of,
 )
+from logyard.protocol.kv import GetResult, KeyValue
 
 from .wrong_json import wrong
 
@@ -179,3 +180,20 @@ def test_what_a_kv_group_may_not_say(keys: dict[str, Any], what: str) -> None:
 def test_a_value_that_is_no_json_is_refused_by_its_key() -> None:
     with pytest.raises(BadTable, match="t/schema: this is no JSON"):
         described({"schema": b"{"}, "t/", NOW)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("time", b'{"field": "t", "unit": ["s"]}'), ("schema", b"[" * 100_000), ("schema", b"\xff")]
+)
+def test_rules_of_the_wrong_shape_are_told(key: str, value: bytes) -> None:
+    with pytest.raises(BadTable, match=f"^tables/t/{key}: "):
+        described({key: value}, "tables/t/", NOW)
+
+
+def test_a_key_that_is_no_text_is_passed_over() -> None:
+    class Keys:
+        def range(self, key: bytes, *, prefix: bool) -> GetResult:
+            found = (KeyValue(b"/time", b'"at"', 1, 1, 1, 0), KeyValue(b"/\xff", b"{", 1, 1, 1, 0))
+            return GetResult(7, found, False, len(found))
+
+    assert describe(Keys(), "kv", "/") == (7, Rules(time=("at",)))
