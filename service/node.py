@@ -74,7 +74,7 @@ from .membership import Membership
 from .own_machines import machine_factory
 from .payload_port import StoreAdapter
 from .status import GroupStatus, NodeStatus
-from .tls import Door, PeerGuard, open_doors
+from .tls import Door, PeerGuard, open_doors, reload_doors
 from .writer.process import COMMAND as WRITER_COMMAND
 from .writer.process import WriterProcess
 
@@ -298,8 +298,7 @@ class Node:
 
     def reload_tls(self) -> None:
         """Read the certificates again, for new connections. Raises `BadRequest`: then the old ones stay in use."""
-        for door in self.doors:
-            door.reload()
+        reload_doors(self.doors, self.cluster_id, self.node_id)
 
     def submit(
         self, uid: int, frame: memoryview, sink: Sink, request: int, *, early: bool = False, low: bool = False

@@ -1,14 +1,14 @@
 """TLS of a node's two doors: for peers and for clients, each with files, a CA and a role of its own.
 
 A peer shows a certificate of the node that its HELLO names, a client one of the role client; whatever does not is told
-why in one line and closed. Contexts are made at the start and by `reload` (SIGHUP): connections that stand keep theirs.
-Composed by `service.node`; the records themselves are `client.tls_stream`'s.
+why in one line and closed. Contexts are made at the start and by `reload_doors` (SIGHUP): connections that stand keep
+theirs. Composed by `service.node`; the records themselves are `client.tls_stream`'s.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -59,19 +59,23 @@ class Door:
         except TlsError as error:
             raise BadRequest(f"[{self.table}] {error}", key=self.table) from None
 
+    def take(self, other: Door) -> None:
+        """Use the contexts of another door of the same table from now on."""
+        self.server, self.client = other.server, other.client
+
     def check_own(self, cluster: str, node: int) -> None:
         """Raise `BadRequest` unless the door's own certificate is valid now and this node's."""
         trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusting.check_hostname = False
         # Only who it names and whether it has expired is looked at; by whom it is signed, the others have to judge.
         trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        trusting.load_verify_locations(cafile=str(self.config.certificate))
         plain = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        plain.load_cert_chain(str(self.config.certificate), str(self.config.key))
-        ends = [ssl.MemoryBIO(), ssl.MemoryBIO()]
-        near = trusting.wrap_bio(ends[0], ends[1])
-        far = plain.wrap_bio(ends[1], ends[0], server_side=True)
         try:
+            trusting.load_verify_locations(cafile=str(self.config.certificate))
+            plain.load_cert_chain(str(self.config.certificate), str(self.config.key))
+            ends = [ssl.MemoryBIO(), ssl.MemoryBIO()]
+            near = trusting.wrap_bio(ends[0], ends[1])
+            far = plain.wrap_bio(ends[1], ends[0], server_side=True)
             for side in (near, far, near):
                 try:
                     side.do_handshake()
@@ -80,10 +84,11 @@ class Door:
             require(identities(near.getpeercert()), cluster, NODE, str(node))
         except ssl.SSLCertVerificationError as error:
             raise BadRequest(f"[{self.table}] certificate: {error.verify_message}", key=self.table) from None
-        except (ssl.SSLError, ValueError) as error:
-            raise BadRequest(f"[{self.table}] certificate: {explain(error)}", key=self.table) from None
         except TlsError as error:
             raise BadRequest(f"[{self.table}] {error}", key=self.table) from None
+        except (OSError, ValueError) as error:
+            # Of OpenSSL, or of a file that was taken away, or could not be opened, just now.
+            raise BadRequest(f"[{self.table}] certificate: {explain(error)}", key=self.table) from None
 
     async def accept(self, sock: trio.socket.SocketType, raw: socket.socket | None = None) -> TlsStream:
         """Shake hands with whoever dialled; `raw` is the socket below, for writes that never wait. Raises `BadRequest`
@@ -148,11 +153,22 @@ def checker(stream: TlsStream) -> Callable[[str, int], None]:
 
 def open_doors(config: NodeConfig) -> tuple[Door | None, Door | None]:
     """Return (peer door, client door) of a node, None where its table is absent. Raises `BadRequest` naming the key."""
-    found: list[Door | None] = []
-    for table, files in (("tls", config.tls), ("client_tls", config.client_tls)):
-        door = None
-        if files is not None:
-            door = Door(table, files)
-            door.check_own(config.cluster, config.id)
-        found.append(door)
+    found = [
+        None if files is None else _open_door(table, files, config.cluster, config.id)
+        for table, files in (("tls", config.tls), ("client_tls", config.client_tls))
+    ]
     return found[0], found[1]
+
+
+def reload_doors(doors: Sequence[Door], cluster: str, node: int) -> None:
+    """Read the files of a node's doors again, and take them together: where those of one are wrong, as at a start, all
+    stay what they were. Raises `BadRequest` naming the key."""
+    fresh = [_open_door(door.table, door.config, cluster, node) for door in doors]
+    for door, new in zip(doors, fresh, strict=True):
+        door.take(new)
+
+
+def _open_door(table: str, files: TlsConfig, cluster: str, node: int) -> Door:
+    door = Door(table, files)
+    door.check_own(cluster, node)
+    return door

@@ -21,8 +21,9 @@ from logyard.engine.config import SystemConfig
 from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.tls import Identity, TlsConfig, TlsError, identities, make_context, require
 from logyard.service.cli.root import cli
+from logyard.service.config import NodeConfig
 from logyard.service.door.server import RpcServer
-from logyard.service.tls import Door
+from logyard.service.tls import Door, open_doors, reload_doors
 from tests.client.fake_system import FakeCluster, start_node
 
 from .certificates import Yard
@@ -221,6 +222,37 @@ async def test_new_certificates_are_read_on_demand_and_bad_ones_are_not(yard: Ya
         async with connect([cluster.addresses[1]], tls=yard.client()) as good:
             assert await good.nodes() == [1]
         nursery.cancel_scope.cancel()
+
+
+def copied(files: TlsConfig, directory: Path) -> TlsConfig:
+    """The same files in a place of their own, where a test may change them."""
+    directory.mkdir()
+    found = {key: directory / f"{key}.pem" for key in ("ca", "certificate", "key")}
+    for key, path in found.items():
+        path.write_bytes(Path(getattr(files, key)).read_bytes())
+    return TlsConfig(**found)
+
+
+@pytest.mark.parametrize("wrong", ["another node's", "expired", "another cluster's", "cut"])
+def test_new_certificates_are_taken_for_both_doors_or_for_none(yard: Yard, tmp_path: Path, wrong: str) -> None:
+    """A node that took half of them, or another's, would lose its peers at their next connection."""
+    config = NodeConfig(
+        id=1, directory=tmp_path / "data", cluster="fake", tls=copied(yard.node(1), tmp_path / "peers"),
+        client_tls=copied(yard.node(1), tmp_path / "clients"),
+    )  # fmt: skip
+    doors = [door for door in open_doors(config) if door is not None]
+    before = [(door.server, door.client) for door in doors]
+    given = {"another node's": yard.node(2), "expired": yard.expired_node(8), "another cluster's": yard.other_cluster()}
+    for key in ("certificate", "key"):
+        text = Path(getattr(given.get(wrong, yard.node(1)), key)).read_bytes()
+        Path(getattr(config.client_tls, key)).write_bytes(text[:100] if wrong == "cut" else text)
+    with pytest.raises(BadRequest, match=r"\[client_tls\]"):
+        reload_doors(doors, "fake", 1)
+    assert [(door.server, door.client) for door in doors] == before
+    for key in ("certificate", "key"):
+        Path(getattr(config.client_tls, key)).write_bytes(Path(getattr(yard.node(1), key)).read_bytes())
+    reload_doors(doors, "fake", 1)
+    assert not {*before} & {(door.server, door.client) for door in doors}
 
 
 def test_a_door_checks_its_own_certificate(yard: Yard, tmp_path: Path) -> None:

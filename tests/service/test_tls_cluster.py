@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from logyard.client.sync import connect_sync
+from logyard.protocol.tls import make_context
 from logyard.service.certificates import Authority
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster, tls_files
@@ -55,31 +57,35 @@ def test_hangup_reads_new_certificates(cluster: LocalCluster) -> None:
     node = cluster.nodes[1]
     assert node.process is not None
     good = tls_files(cluster.directory / "tls", "node-1")
-    other = Authority(cluster.directory / "tls", "local").node(7)
-    before = {path: Path(path).read_bytes() for path in (good.certificate, good.key)}
+    authority = Authority(cluster.directory / "tls", "local")
+    other = authority.node(7)
+    files = cluster.client_tls
+    assert files is not None
 
-    def served() -> bool:
-        return "no TLS" not in str(run_status())
+    def shown() -> bytes:
+        """The certificate that the client door shows now."""
+        host, _, port = node.client_address.rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as raw,
+            make_context(files, server=False).wrap_socket(raw) as link,
+        ):
+            return link.getpeercert(binary_form=True) or b""
 
-    def run_status() -> object:
-        words = ["status", "--node", "1", "--timeout", "2", "--servers", node.client_address, "--json"]
-        files = cluster.client_tls
-        assert files is not None
-        words += ["--tls-ca", str(files.ca), "--tls-cert", str(files.certificate), "--tls-key", str(files.key)]
-        return CliRunner().invoke(cli, words).output
-
-    assert served()
+    before = shown()
     Path(good.certificate).write_bytes(other.read_bytes())
     node.process.send_signal(signal.SIGHUP)
     assert reach(lambda: "stay as they were" in node.log_tail()), "a certificate without its key is not taken"
-    assert served()
+    assert shown() == before
     Path(good.key).write_bytes(other.with_name("node-7-key.pem").read_bytes())
     node.process.send_signal(signal.SIGHUP)
-    assert reach(lambda: not served()), "another node's certificate does not pass for node 1"
-    for path, data in before.items():
-        Path(path).write_bytes(data)
+    assert reach(lambda: "is for node 7 of cluster 'local', not for node 1" in node.log_tail()), "nor another node's"
+    assert shown() == before
+    Path(good.certificate).unlink()
+    Path(good.key).unlink()
+    authority.node(1)
     node.process.send_signal(signal.SIGHUP)
-    assert reach(served)
+    assert reach(lambda: shown() != before)
+    run(cluster, "status")
 
 
 def test_a_node_does_not_start_with_a_certificate_of_another(tmp_path: Path) -> None:
