@@ -9,6 +9,7 @@ other nodes know a newer data directory of this node (D12). Called by `logyard s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import trio
+
     from .catalog.join import Invitation
     from .config import NodeConfig
     from .node import Node
@@ -114,31 +117,53 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
             async for _ in signals:
                 stop()
 
-    async def reload_on_signal(reload: Callable[[], None]) -> None:
-        with trio.open_signal_receiver(signal.SIGHUP) as signals:
-            async for _ in signals:
-                try:
-                    reload()
-                except BadRequest as error:
-                    print(f"logyard serve: the certificates stay as they were: {error}", file=sys.stderr, flush=True)
+    nodes: list[Node] = []
+    early = False
+
+    def reload() -> None:
+        nonlocal early
+        early = not nodes
+        for node in nodes:
+            try:
+                node.reload_tls()
+            except BadRequest as error:
+                print(f"logyard serve: the certificates stay as they were: {error}", file=sys.stderr, flush=True)
 
     async def main() -> None:
+        # From the first moment to the end of the process: whoever renews certificates does not ask whether the node is
+        # just recovering or stopping, and a signal that nobody takes would end it.
+        token = trio.lowlevel.current_trio_token()
+        signal.signal(signal.SIGHUP, lambda *_: soon(token, reload))
         async with trio.open_nursery() as nursery:
-            stop = nursery.cancel_scope.cancel
-            nursery.start_soon(stop_on_signal, stop)
-            if until_eof:
-                watch_input(stop)
-            node: Node = await nursery.start(serve, config)
-            nursery.start_soon(reload_on_signal, node.reload_tls)
-            if config.client_tls is None:
-                print(f"logyard serve: {TRUSTING}", file=sys.stderr, flush=True)
-            memory.begin()
-            node.system.tell_memory(memory.grown, memory.shrunk)
-            host, port = config.client_listen
-            metrics = f" metrics={config.metrics_listen[0]}:{node.metrics_port}" if config.metrics_listen else ""
-            print(f"ready client={host}:{port} pid={os.getpid()}{metrics}", flush=True)
+            await start(nursery)
+
+    async def start(nursery: trio.Nursery) -> None:
+        stop = nursery.cancel_scope.cancel
+        nursery.start_soon(stop_on_signal, stop)
+        if until_eof:
+            watch_input(stop)
+        node: Node = await nursery.start(serve, config)
+        nodes.append(node)
+        if early:
+            # It may have come behind the reading of the files.
+            reload()
+        if config.client_tls is None:
+            print(f"logyard serve: {TRUSTING}", file=sys.stderr, flush=True)
+        memory.begin()
+        node.system.tell_memory(memory.grown, memory.shrunk)
+        host, port = config.client_listen
+        metrics = f" metrics={config.metrics_listen[0]}:{node.metrics_port}" if config.metrics_listen else ""
+        print(f"ready client={host}:{port} pid={os.getpid()}{metrics}", flush=True)
 
     trio.run(main)
+
+
+def soon(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:
+    """Call in the loop from outside of it, unless it has ended."""
+    import trio
+
+    with contextlib.suppress(trio.RunFinishedError):
+        token.run_sync_soon(call)
 
 
 def watch_input(stop: Callable[[], None]) -> None:

@@ -52,8 +52,8 @@ def serve(directory: str, lock_fd: int, maps: GenerationConfig, step: Step = qui
     source, target = os.dup(0), os.dup(1)
     # Whatever prints, prints to standard error: replies have the pipe to themselves.
     os.dup2(2, 1)
-    # A terminal's Ctrl-C and a service's stop reach the whole group; the node says when it is over.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # A terminal's Ctrl-C, a service's stop and its reload reach the whole group; the node says when it is over.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
         lock_writer(directory, lock_fd)

@@ -1,0 +1,52 @@
+"""The process of a node and its signals, at moments that its own start and stop choose."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SIGNALLED = """
+import os, signal, sys
+from functools import partial
+from pathlib import Path
+from logyard.service import node
+from logyard.service.daemon import run_node
+
+where, number = sys.argv[2], int(sys.argv[3])
+original = getattr(node.System, where)
+
+def signalled(self, *arguments):
+    os.kill(os.getpid(), number)
+    return original(self, *arguments)
+
+setattr(node.System, where, signalled)
+node.Node.reload_tls = lambda self: print("read again", flush=True)
+sys.exit(run_node(Path(sys.argv[1]), until_eof=True))
+"""
+
+
+@pytest.mark.parametrize(("where", "first"), [("open", True), ("part", False)])
+def test_a_hangup_ends_no_node_that_starts_or_stops(tmp_path: Path, where: str, first: bool) -> None:
+    """Who renews certificates does not ask whether the node is recovering; what was missed is read afterwards."""
+    config = tmp_path / "node.toml"
+    config.write_text(
+        '[node]\nid = 1\ndirectory = "data"\nclient_listen = "127.0.0.1:0"\npeer_listen = "127.0.0.1:0"\n'
+    )
+    command = [sys.executable, "-c", SIGNALLED, str(config), where, str(int(signal.SIGHUP))]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        said = []
+        for line in process.stdout:
+            said.append(line.split()[0])
+            if said[-1] == "ready":
+                break
+        process.stdin.close()
+        said += [line.split()[0] for line in process.stdout]
+        assert process.wait(30) == 0, process.stderr.read()
+    assert said == (["read", "ready"] if first else ["ready", "read"])
