@@ -554,7 +554,7 @@ class MetaStore:
 
 def read_environment(path: str) -> tuple[dict[bytes, bytes], int]:
     """Return all raw rows of one environment, and how many it says it has; leaves no trace. For the offline check.
-    Raises `Corrupt`."""
+    Raises `Corrupt`, and `Busy` for want of memory or descriptors."""
     found: dict[bytes, bytes] = {}
     try:
         environment = lmdb.open(
@@ -568,13 +568,22 @@ def read_environment(path: str) -> tuple[dict[bytes, bytes], int]:
                 if len(found) > most:
                     raise Corrupt(path, 0, f"{most} rows", "more")
     except lmdb.Error as error:
+        if isinstance(error, lmdb.MemoryError) or getattr(error, "code", 0) in SHORT:
+            raise Busy(SHORTAGE, SHORT_RETRY_S) from error
         raise Corrupt(path, 0, "an environment that can be read", error) from error
     return found, most
 
 
 def fill_environment(path: str, rows: dict[bytes, bytes]) -> None:
-    """Write a fresh environment with these raw rows, not synced: the check's own copy, in a temporary directory."""
+    """Write a fresh environment with these raw rows, not synced: the check's own copy, in a temporary directory.
+    Raises `NoSpace`."""
     os.mkdir(path, 0o700)
-    environment = lmdb.open(path, map_size=MAP_BYTES, max_dbs=0, sync=False)
-    with environment, environment.begin(write=True) as transaction:
-        transaction.cursor().putmulti(sorted(rows.items()))
+    try:
+        environment = lmdb.open(path, map_size=MAP_BYTES, max_dbs=0, sync=False)
+        with environment, environment.begin(write=True) as transaction:
+            transaction.cursor().putmulti(sorted(rows.items()))
+    except lmdb.BadValsizeError:
+        raise
+    except lmdb.Error as error:
+        # It is new, so whatever is wrong is wrong with the place.
+        raise NoSpace(f"no room for a copy of the rows in {os.path.dirname(path)} (TMPDIR): {error}") from error

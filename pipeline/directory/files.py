@@ -23,7 +23,7 @@ from logyard.engine.log.wal_scan import FileScan, Lost, read_heads
 from logyard.engine.recovery.inspect import Facts, Wal, image_of
 from logyard.protocol.errors import Corrupt, LogyardError, WrongIdentity
 
-from .report import Report, some
+from .report import Report, lacks, some
 
 SEGMENT = ".seg"
 OPEN_SEGMENTS = 64
@@ -238,7 +238,9 @@ class Segments:
             high = min(last, at + CHUNK_ENTRIES - 1)
             try:
                 chunk = reader.entries(uid, at, high, CHUNK_BYTES)
-            except (LogyardError, AssertionError, OSError, ValueError):
+            except (LogyardError, AssertionError, OSError, ValueError) as error:
+                if lacks(error):
+                    raise
                 chunk, high = self._one(reader, uid, at), at
             for entry in chunk:
                 yield from range(at, entry.index)
@@ -251,7 +253,9 @@ class Segments:
     def _one(self, reader: SegmentReader, uid: int, index: int) -> list[Entry]:
         try:
             return reader.entries(uid, index, index)
-        except (LogyardError, AssertionError, OSError, ValueError):
+        except (LogyardError, AssertionError, OSError, ValueError) as error:
+            if lacks(error):
+                raise
             return []
 
 
@@ -328,6 +332,8 @@ class Rings:
         except WrongIdentity:
             raise
         except (LogyardError, OSError) as error:
+            if lacks(error):
+                raise
             text = f"it can't be read, and the log needs nothing of it: it is made anew ({error})"
             self._report.warning("ring", text, path=path, group=name)
             return
@@ -339,7 +345,9 @@ class Rings:
         for index in range(first, last + 1):
             try:
                 yield index if reader is None else reader.find(index, term).entry
-            except (LogyardError, AssertionError, OSError, ValueError):
+            except (LogyardError, AssertionError, OSError, ValueError) as error:
+                if lacks(error):
+                    raise
                 yield index
 
 

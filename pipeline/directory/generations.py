@@ -23,7 +23,7 @@ from logyard.payloads.placement import NOWHERE
 from logyard.payloads.writing import GenerationConfig
 from logyard.protocol.errors import FormatNewer, GenerationUnfinished, PayloadError, WrongIdentity
 
-from .report import Report, some
+from .report import Report, lacks, some
 
 PAYLOADS = "payloads"
 GROUP = re.compile(r"group ([0-9a-f]{16})")
@@ -167,6 +167,8 @@ class Generations:
             else:
                 report.orphan(self.path(number), error.reason)
         except (PayloadError, OSError, AssertionError, ValueError) as error:
+            if lacks(error):
+                raise
             report.damage("generation", f"{type(error).__name__}: {error}", path=path)
 
     def _compare(self, number: int, generation: Stopped, measured: Measured, facts: Facts) -> None:

@@ -29,7 +29,7 @@ from logyard.protocol.errors import BadRequest, Corrupt, LogyardError
 from logyard.protocol.frame import SYSTEM
 
 from .files import Segments, ring_path, segment_path, wal_path
-from .report import DAMAGE, UNKNOWN, Report, some
+from .report import DAMAGE, UNKNOWN, Report, lacks, some
 
 Hole: TypeAlias = tuple[int, int, int]
 """(first index, last index, the segment that should have them; 0: no checkpoint names one)"""
@@ -233,6 +233,8 @@ def _replay_of(group: GroupLog, report: Report, make: MachineFactory) -> Replay 
         machine = group.spec.machine
         return f"its machine {machine!r} is not at hand ({error}); name it: --machine {machine}=MODULE:CLASS"
     except Exception as error:  # a machine's restore may raise anything
+        if lacks(error):
+            raise
         text = f"its snapshot can't be restored: {type(error).__name__}: {error}"
         report.damage("machine", text, path="meta", group=group.name)
         return text

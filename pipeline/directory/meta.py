@@ -32,7 +32,7 @@ from logyard.engine.recovery.inspect import Facts
 from logyard.payloads.measuring import check_file
 from logyard.protocol.errors import Corrupt, GenerationFailed, WrongIdentity
 
-from .report import Report
+from .report import Report, lacks
 
 KINDS = {
     b"g": "definition", b"s": "checkpoint", b"n": "snapshot", b"f": "file", b"p": "payload homes", b"d": "deletion",
@@ -123,7 +123,9 @@ def _copy_files(directory: Path, temporary: Path, report: Report) -> set[int]:
             (temporary / FOLDER).mkdir(exist_ok=True)
             try:
                 data = (folder / name).read_bytes()
-            except OSError:
+            except OSError as error:
+                if lacks(error):
+                    raise
                 data = b""
             (temporary / FOLDER / name).write_bytes(data)
     return found
@@ -163,6 +165,8 @@ def _read_copy(directory: Path, relative: str, skip: frozenset[str], report: Rep
         finally:
             report.inside("")
     except (GenerationFailed, Corrupt, OSError) as error:
+        if lacks(error):
+            raise
         report.warning("meta", f"it can't be read: {error}", path=data)
         return None
     if len(found) != most:

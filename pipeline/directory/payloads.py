@@ -25,7 +25,7 @@ from logyard.protocol.errors import GenerationFailed, PayloadCorrupt, PayloadErr
 from .files import Segments, wal_path
 from .generations import Generations
 from .groups import RECORDS_MAX, GroupLog, in_order
-from .report import DAMAGE, UNKNOWN, Report
+from .report import DAMAGE, UNKNOWN, Report, lacks
 
 
 def check_payloads(
@@ -138,6 +138,8 @@ class _Group:
                     return
                 at = error.index + 1
             except GenerationFailed as error:
+                if lacks(error):
+                    raise
                 self._missing(f"entries {at} to {home.last}: {error.reason}", path)
                 return
 
@@ -165,6 +167,8 @@ class _Group:
                 body = stored.pack(unit.number)
                 data = generation.read_unit(home.run, self.uid, index, unit.number) if body is None else body
             except PayloadError as error:
+                if lacks(error):
+                    raise
                 where, text = self._generations.damaged(generation, str(error))
                 self._missing(f"unit {unit.number} of entry {index}: {text}", where)
                 continue
@@ -242,6 +246,8 @@ class _Group:
                 try:
                     data = Disk().read(fd, unit.length, at)
                 except OSError as error:
+                    if lacks(error):
+                        raise
                     self._missing(f"{where}: {error.strerror}", wal_path(entry.file))
                     continue
                 self._hash(index, entry.term, unit, data, where, wal_path(entry.file))
@@ -327,7 +333,9 @@ class _Group:
                 generation = self._generations.reader(home.generation)
                 for stored in generation.scan(home.run, self.uid, home.first, home.last, bodies=False):
                     found[stored.index] = stored.data
-            except (PayloadError, OSError):
+            except (PayloadError, OSError) as error:
+                if lacks(error):
+                    raise
                 return False
         for index, entry, _, _ in in_order(self.group, self._segments):
             if entry is not None:

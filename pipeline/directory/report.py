@@ -1,16 +1,18 @@
 """What a check found: findings that name file, offset and group, and counts of what was verified.
 
 Invariant: a damaged directory never stops a check; whatever reading it raises becomes a finding (`guarded`), and a
-flood of equal findings is cut short and counted. Filled by `meta`, `files` and `payloads`.
+flood of equal findings is cut short and counted. What this process lacks is no finding: it ends the check (`lacks`).
+Filled by `meta`, `files` and `payloads`.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from logyard.protocol.errors import WrongIdentity
+from logyard.protocol.errors import SHORT, Busy, NoSpace, WrongIdentity
 
 DAMAGE = "damage"
 """Something acknowledged is lost or unreadable here: it must come from a peer."""
@@ -26,6 +28,8 @@ COUNTS = (
     "groups", "wal_files", "wal_batches", "wal_entries", "segments", "segment_entries", "rings", "ring_entries",
     "snapshots", "generations", "units", "bytes",
 )  # fmt: skip
+
+_LACKS = (*SHORT, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
 
 Finding: TypeAlias = dict[str, str]
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -81,12 +85,15 @@ class Report:
 
     @contextmanager
     def guarded(self, kind: str, *, path: str = "", group: str = "") -> Iterator[None]:
-        """Report whatever the reading of damaged bytes raises as a finding; only a newer format ends the check."""
+        """Report whatever the reading of damaged bytes raises as a finding; only a newer format ends the check, and
+        what `lacks` says."""
         try:
             yield
         except WrongIdentity:
             raise
         except Exception as error:  # bytes from a damaged disk may break any assumption of a reader
+            if lacks(error):
+                raise
             self.damage(kind, f"it cannot be checked further: {type(error).__name__}: {error}", path=path, group=group)
 
     def finish(self) -> None:
@@ -100,6 +107,17 @@ class Report:
     def fields(self) -> dict[str, Any]:
         """Return plain values."""
         return {"findings": self.findings, "counts": self.counts, "orphans": self.orphans}
+
+
+def lacks(error: BaseException | None) -> bool:
+    """Return whether an error is a want of this process or machine: of memory, descriptors, rights, or of room for the
+    check's own copy. It says nothing about the directory, which may be as good as any."""
+    while error is not None:
+        code = getattr(error, "errno", None) or getattr(error, "code", None)
+        if code in _LACKS or isinstance(error, (MemoryError, Busy, NoSpace)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def some(names: Sequence[str], most: int = 5) -> str:

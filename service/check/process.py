@@ -22,7 +22,7 @@ from logyard.pipeline.directory.generations import Generations
 from logyard.pipeline.directory.groups import check_group
 from logyard.pipeline.directory.meta import read_meta
 from logyard.pipeline.directory.payloads import check_payloads
-from logyard.pipeline.directory.report import Report
+from logyard.pipeline.directory.report import Report, lacks
 from logyard.protocol.errors import LogyardError
 
 from ..own_machines import MachineFactory, machine_factory
@@ -97,11 +97,17 @@ def main(arguments: list[str]) -> int:
     def tell(line: dict[str, Any]) -> None:
         print(json.dumps(line), flush=True)
 
+    directory, machines, *skip = arguments
     try:
-        directory, machines, *skip = arguments
         tell({"report": inspect(Path(directory), frozenset(skip), tell, machine_factory(json.loads(machines)))})
-    except LogyardError as error:
-        tell({"error": [error.code, str(error)]})
+    except (LogyardError, OSError, MemoryError) as error:
+        if lacks(error):
+            text = f"{directory} was not judged, for want of something here: {type(error).__name__}: {error}"
+            tell({"error": [LogyardError.code, text]})
+        elif isinstance(error, LogyardError):
+            tell({"error": [error.code, str(error)]})
+        else:
+            raise
         return 1
     return 0
 

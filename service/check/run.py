@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from logyard.engine.disk.door import Disk
+from logyard.payloads.verify import DEADLY
 from logyard.pipeline.directory.lock import held
 from logyard.pipeline.directory.report import DAMAGE, Progress
 from logyard.protocol.errors import BadRequest, LogyardError, WrongIdentity
@@ -59,7 +60,8 @@ def _read(directory: Path, progress: Progress | None, machines: dict[str, str]) 
         fields, inside, code, errors = _process(directory, skip, progress, machines)
         if fields is not None:
             return fields
-        if not inside or inside in skip:
+        # A map that can't be read kills by one of these; what ends the process otherwise says nothing of the map.
+        if code not in DEADLY or not inside or inside in skip:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise LogyardError(f"the process that reads {directory} ended ({how}): {errors[-2000:]}")
         skip.append(inside)

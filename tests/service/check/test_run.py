@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -533,6 +534,66 @@ def test_a_map_that_kills_its_reader_is_named(data: Path, monkeypatch: pytest.Mo
     report = check_directory(data)
     expect(report, "payloads/gen-0000000001", "", "kills")
     expect(report, "payloads/gen-0000000001", "gamma", "lost")
+
+
+STUB = """
+import os, signal, sys
+def hook(event, arguments):
+    if event == {event!r} and {part!r} in str(arguments[0]):
+        {act}
+sys.addaudithook(hook)
+"""
+
+
+def hooked(monkeypatch: pytest.MonkeyPatch, directory: Path, event: str, part: str, act: str) -> None:
+    """Have each Python of this test do something when it opens, or makes, what has `part` in its name."""
+    directory.mkdir()
+    (directory / "sitecustomize.py").write_text(STUB.format(event=event, part=part, act=act))
+    monkeypatch.setattr(sys, "path", [str(directory), *sys.path])
+
+
+def test_who_ends_the_reader_from_outside_says_nothing_of_a_map(
+    data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The killer of a machine without memory, say: the generation that was being read is as good as any."""
+    act = "os.kill(os.getpid(), signal.SIGKILL)"
+    with monkeypatch.context() as patch:
+        hooked(patch, tmp_path / "stub", "open", "gen-0000000001/data.mdb", act)
+        with pytest.raises(LogyardError, match="SIGKILL"):
+            check_directory(data)
+    assert check_directory(data)["ok"]
+
+
+@pytest.mark.parametrize(
+    ("event", "part", "number"),
+    [
+        ("os.mkdir", "logyard-check-", errno.ENOSPC), ("open", "meta/a/data.mdb", errno.EMFILE),
+        ("open", ".wal", errno.EMFILE), ("open", ".seg", errno.ENFILE), ("open", "gen-0000000001", errno.EMFILE),
+        ("open", "meta/b/data.mdb", errno.EACCES),
+    ],
+)  # fmt: skip
+def test_what_the_check_lacks_is_no_damage(
+    data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, event: str, part: str, number: int
+) -> None:
+    """A full temporary directory, too few descriptors, the wrong user: nobody may replace a good node for that."""
+    before = traces(data)
+    with monkeypatch.context() as patch:
+        hooked(patch, tmp_path / "stub", event, part, f"raise OSError({number}, os.strerror({number}))")
+        with pytest.raises(LogyardError, match=rf"not judged.*({os.strerror(number)}|descriptors or memory)"):
+            check_directory(data, repair=True)
+    assert traces(data) == before
+    assert check_directory(data)["ok"]
+
+
+def test_a_temporary_directory_that_fills_up_is_no_damage(
+    data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The rows are copied there: what does not fit is not lost."""
+    act = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, -1))"
+    with monkeypatch.context() as patch:
+        hooked(patch, tmp_path / "stub", "os.mkdir", "logyard-check-", act)
+        with pytest.raises(LogyardError, match=r"not judged.*TMPDIR"):
+            check_directory(data)
 
 
 # The meta store
