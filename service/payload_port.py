@@ -32,6 +32,7 @@ from logyard.payloads.reference import PayloadRange, Position
 from logyard.payloads.store import GenerationInfo, PayloadStore, StoreConfig
 from logyard.payloads.transfer import subtract
 from logyard.protocol.errors import (
+    Busy,
     Corrupt,
     GenerationFailed,
     LogyardError,
@@ -182,7 +183,8 @@ class StoreAdapter:
                         await self._finish(trio.to_thread.run_sync(run))
                     else:
                         await self._finish(self._rewrite_there(number, bytes_s, job))
-                except (NoSpace, WriterAway):
+                except (Busy, NoSpace, WriterAway):
+                    # Nothing is wrong with it.
                     raise
                 except LogyardError as error:
                     # Damaged or deadly: each try would fill the current generation with half a copy.

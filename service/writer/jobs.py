@@ -23,7 +23,7 @@ from logyard.payloads.compaction import MigrateJob, MigrateReport, RewriteJob, r
 from logyard.payloads.journal import IN_USE_WRITER, Journal
 from logyard.payloads.layout import SourceRow, SourceUnit
 from logyard.payloads.writing import GenerationConfig, Step
-from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
+from logyard.protocol.errors import SHORT_RETRY_S, SHORTAGE, Busy, Corrupt, LogyardError, NoSpace
 
 SEGMENT, FILE, ROWS, REWRITE = "segment", "file", "rows", "rewrite"
 OK, ERROR = "ok", "error"
@@ -190,6 +190,8 @@ def encode_failure(error: Exception) -> list[object]:
         return ["corrupt", 0, str(error)]
     if isinstance(error, NoSpace):
         return ["no_space", errno.ENOSPC, str(error)]
+    if isinstance(error, Busy):
+        return ["busy", 0, str(error)]
     if isinstance(error, OSError):
         return ["os", error.errno or 0, str(error)]
     return ["error", 0, str(error)]
@@ -201,6 +203,8 @@ def decode_failure(kind: str, number: int, message: str) -> LogyardError | OSErr
         return Corrupt.told(message)
     if kind == "no_space":
         return NoSpace(message)
+    if kind == "busy":
+        return Busy.told(message, {"cause": SHORTAGE, "retry_after": SHORT_RETRY_S})
     if kind == "os":
         return OSError(number, message)
     return LogyardError(message)

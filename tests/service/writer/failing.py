@@ -3,6 +3,7 @@
 
 PLAN is a directory. `die` holds a step's name and a number: that time it comes to it the process is killed. `always`,
 `once` and `stall` hold a step's name: it is killed there each time, or once; it waits there while the file exists.
+`short` holds a step's name: there it finds no descriptor, as long as the file exists.
 `steps` gets the names of all steps, `died` those at which `die` was obeyed. `full` holds the size beyond which no file
 grows.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from logyard.engine.disk.door import Disk
 from logyard.engine.types import Buffer
 from logyard.payloads.writing import GenerationConfig
+from logyard.protocol.errors import StoreShort
 from logyard.service.writer.child import serve
 
 
@@ -58,6 +60,8 @@ class Plan:
             for data in Path(self.read("damage") or "/nowhere").glob("gen-*/data.mdb"):
                 os.truncate(data, 3 * 4096)
             os.kill(os.getpid(), signal.SIGBUS if self.read("damage") else signal.SIGKILL)
+        if self.read("short") == name:
+            raise StoreShort("no descriptors")
         if self.read("once") == name:
             (self.directory / "once").unlink()
             os.kill(os.getpid(), signal.SIGKILL)

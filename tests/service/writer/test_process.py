@@ -19,7 +19,8 @@ from logyard.client.sync import Yard, connect_sync
 from logyard.engine.disk.door import Disk
 from logyard.engine.disk.lock import lock_directory, lock_holders
 from logyard.engine.host import admission as budget
-from logyard.protocol.errors import Busy, DirectoryInUse, JobPoisoned, NoSpace
+from logyard.payloads.store import PayloadStore
+from logyard.protocol.errors import Busy, DirectoryInUse, JobPoisoned, NoSpace, StoreShort
 from logyard.service.check.run import check_directory
 from logyard.service.local_cluster import LocalCluster
 from logyard.service.writer.process import COMMAND, WriterProcess
@@ -228,6 +229,37 @@ async def test_a_deadly_rewriting_is_not_tried_again(tmp_path: Path) -> None:
         assert writer_of(c).set_aside[0][0] == "rewriting of generation 1"
         await until(lambda: writer_of(c).pid)
         assert writer_of(c).starts <= starts + 1
+        assert [body for _, body in await c.read(1, 8)] == bodies[8:]
+        await check_books(c, tmp_path)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+async def test_a_rewriting_that_finds_no_descriptor_is_done_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    """It is not the generation's fault: set aside until a restart, its dead bytes would never come back."""
+    plan = tmp_path / "plan"
+    writer = failing_writer.command(plan)
+    async with cluster(tmp_path, 1, writer=writer if apart else (), payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 10, 40 * KIB)
+        await c.nodes[1].compact()
+        system = c.system(1)
+        system.store.seal_current()
+        async with system.storage.janitor.lock:
+            await c.nodes[1].truncate("log", 8)
+            (plan / "short").write_text("before commit")
+            with monkeypatch.context() as patch:
+
+                def short(*arguments: object, **options: object) -> None:
+                    raise StoreShort("no descriptors")
+
+                patch.setattr(PayloadStore, "run", short)
+                with pytest.raises(Busy, match="descriptors or memory"):
+                    await system.storage.compactor.collect(0.5)
+            (plan / "short").unlink()
+            assert 1 in [one.id for one in system.store.generations()]
+            await system.storage.compactor.collect(0.5)
+            assert 1 not in [one.id for one in system.store.generations()]
         assert [body for _, body in await c.read(1, 8)] == bodies[8:]
         await check_books(c, tmp_path)
 

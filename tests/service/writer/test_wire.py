@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from logyard.engine.entry import build_commands
 from logyard.engine.ports import SourceEntry
 from logyard.payloads.compaction import MigrateReport
-from logyard.protocol.errors import Corrupt, GenerationFailed, JobStale, LogyardError, NoSpace, StoreFull
+from logyard.protocol.errors import (
+    SHORT_RETRY_S,
+    Busy,
+    Corrupt,
+    GenerationFailed,
+    JobStale,
+    LogyardError,
+    NoSpace,
+    StoreFull,
+    StoreShort,
+)
 from logyard.protocol.frame import encode_frame
 from logyard.service.writer import wire as writer_wire
 from logyard.service.writer.jobs import (
@@ -87,6 +97,7 @@ def test_what_is_too_long_is_never_allocated(monkeypatch: pytest.MonkeyPatch) ->
     [
         (Corrupt("f", 3, "a", "b"), Corrupt), (StoreFull("full"), NoSpace), (NoSpace("full"), NoSpace),
         (OSError(errno.EIO, "bad"), OSError), (FileNotFoundError(errno.ENOENT, "none"), FileNotFoundError),
+        (StoreShort("no descriptors"), Busy),
         (JobStale("stale"), LogyardError), (GenerationFailed("p", "why"), LogyardError),
     ],
 )  # fmt: skip
@@ -94,6 +105,7 @@ def test_failures_come_back_as_what_they_were(error: Exception, kind: type[Excep
     packed: list[Any] = msgpack.unpackb(msgpack.packb(encode_failure(error)))
     again = decode_failure(*packed)
     assert type(again) is kind and str(error) in str(again)
+    assert not isinstance(again, Busy) or again.retry_after == SHORT_RETRY_S
 
 
 def test_reports_and_rows_travel() -> None:
