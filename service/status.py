@@ -205,8 +205,8 @@ class GroupStatus:
     def key_metrics(self, names: Iterable[str]) -> list[dict[str, Any]]:
         """Return what is known of each group without asking it (Ra's key_metrics): also of stopped and of busy ones.
 
-        `leader_since_ms` is a wall-clock time of this node, `pending_bytes` are queued or not yet committed here. Names
-        without a group are left out.
+        `leader_since_ms` is a wall-clock time of this node, `pending_bytes` are queued or not yet committed here,
+        `last_term` is the last entry's (0: not known, of one that sleeps). Names without a group are left out.
         """
         here = self._groups
         found = []

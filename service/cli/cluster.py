@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,6 +45,18 @@ def _copies(yard: Yard) -> dict[int, dict[str, Any]]:
     return found
 
 
+def newest(copies: Mapping[int, Mapping[str, Any]]) -> int:
+    """Return the node whose copy of a log is the newest, as an election judges: by its last entry's term, then by its
+    length. The term of the member itself says what it heard, not what it has. A copy that is stopped by damage is none,
+    where there is another."""
+    return max(copies, key=lambda node: _newness(node, copies[node]))
+
+
+def _newness(node: int, copy: Mapping[str, Any]) -> tuple[bool, int, int, int]:
+    # A release before this one does not say the term of its last entry, nor does one that sleeps.
+    return copy["state"] == "running", copy.get("last_term") or copy["term"], copy["last"], -node
+
+
 @cluster.command()
 @click.option("--yes-the-majority-is-lost", "sure", is_flag=True, help="Its other voters are gone for good.")
 @servers_option
@@ -68,7 +81,7 @@ def recover(sure: bool, servers: list[str], output: Output) -> None:
             raise Refused("no node that answers has a copy of the catalogue")
         if led := [node for node, row in copies.items() if row["leader"] in copies]:
             raise Refused(f"nodes {sorted(led)} hear a leader of the catalogue: its majority is there")
-        best = max(copies, key=lambda node: (copies[node]["last_term"], copies[node]["last"], -node))
+        best = newest(copies)
         index = yard.force_shrink(NAME, best)
         paused = _pause(yard)
     fields = {"ok": paused, "node": best, "index": index, "copies": sorted(copies), "paused": paused}

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from logyard.pipeline.directory.places import data_directories
+from logyard.service.cli.cluster import newest
 from logyard.service.cli.root import SUBJECTS, cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
 
@@ -188,6 +189,20 @@ def test_check_finds_the_directories_of_a_cluster(tmp_path: Path) -> None:
         (tmp_path / f"node-{number}" / "node.toml").touch()
     assert data_directories(tmp_path) == [tmp_path / "node-2" / "data", tmp_path / "node-10" / "data"]
     assert data_directories(tmp_path / "node-2") == [tmp_path / "node-2" / "data"]
+
+
+def test_the_newest_copy_is_the_one_that_an_election_would_choose() -> None:
+    """Node 4 has voted for a leader that it has nothing of: what was committed with node 3 is on node 3 alone."""
+    copies: dict[int, dict[str, object]] = {
+        3: {"state": "running", "term": 5, "last_term": 5, "last": 100},
+        4: {"state": "running", "term": 6, "last_term": 4, "last": 90},
+        5: {"state": "running", "term": 5, "last_term": 5, "last": 99},
+        6: {"state": "stopped", "term": 9, "last_term": 9, "last": 200},
+    }
+    assert newest(copies) == 3
+    # Of a release that does not say the last one, the term is all there is.
+    assert newest({node: {**copies[node], "last_term": copies[node]["term"]} for node in (3, 5)}) == 3
+    assert newest({6: copies[6]}) == 6
 
 
 def test_a_cluster_keeps_its_ports_and_refuses_another_size(tmp_path: Path) -> None:
