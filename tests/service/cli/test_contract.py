@@ -184,9 +184,9 @@ def test_the_command_line_starts_without_the_engine() -> None:
 
 def test_check_finds_the_directories_of_a_cluster(tmp_path: Path) -> None:
     assert data_directories(tmp_path) == [tmp_path]
-    for number in (10, 2):
-        (tmp_path / f"node-{number}").mkdir()
-        (tmp_path / f"node-{number}" / "node.toml").touch()
+    for name in ("10", "2", "2.bak", "old"):
+        (tmp_path / f"node-{name}").mkdir()
+        (tmp_path / f"node-{name}" / "node.toml").touch()
     assert data_directories(tmp_path) == [tmp_path / "node-2" / "data", tmp_path / "node-10" / "data"]
     assert data_directories(tmp_path / "node-2") == [tmp_path / "node-2" / "data"]
 
