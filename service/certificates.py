@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,9 +53,8 @@ class Authority:
                 raise BadRequest(f"{directory}: can't use the CA that is there: {error}") from None
             self._key = key  # type: ignore[assignment]  # what `_issue` once wrote
             return
-        self._key = new_key()
+        self._key = kept_key(directory / "ca-key.pem")
         self.certificate = self._issue(f"logyard CA of {cluster}", None, self._key, CA_DAYS)
-        write(directory / "ca-key.pem", key_pem(self._key), secret=True)
         write(self.ca, certificate_pem(self.certificate))
 
     @property
@@ -75,10 +75,8 @@ class Authority:
     def _holder(self, stem: str, uri: str, days: int) -> Path:
         path = self.directory / f"{stem}.pem"
         if not path.exists():
-            key = new_key()
-            certificate = self._issue(stem, uri, key, days)
-            write(key_path(path), key_pem(key), secret=True)
-            write(path, certificate_pem(certificate))
+            key = kept_key(key_path(path))
+            write(path, certificate_pem(self._issue(stem, uri, key, days)))
         return path
 
     def _issue(self, name: str, uri: str | None, key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
@@ -127,6 +125,25 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
+def kept_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return a new key, written to `path`; or the one that is there of a command that was cut off before it had its
+    certificate. Raises `BadRequest` for a file that is no key."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if not path.exists():
+        key = new_key()
+        write(path, key_pem(key), secret=True)
+        return key
+    try:
+        found = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise BadRequest(f"{path}: can't use the key that is there, and has no certificate: {error}") from None
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise BadRequest(f"{path}: can't use the key that is there, and has no certificate: it is of another kind")
+    return found
+
+
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return the key as PKCS 8, not encrypted."""
     from cryptography.hazmat.primitives import serialization
@@ -144,10 +161,16 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 
 def write(path: Path, data: bytes, *, secret: bool = False) -> None:
-    """Write a new file; a secret one is its owner's alone from its first byte on."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    """Write a new file, whole or not at all; a secret one is its owner's alone from its first byte on."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if not secret:
+                os.fchmod(file.fileno(), 0o644)
+        os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
 
 
 def issue(directory: Path, cluster: str, nodes: Iterable[int], clients: Iterable[str]) -> list[Path]:

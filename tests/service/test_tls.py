@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import os
 import random
 import socket
@@ -364,6 +366,33 @@ def test_certificates_to_start_with(tmp_path: Path) -> None:
     door = Door("tls", TlsConfig(ca=at / "ca.pem", certificate=at / "node-3.pem", key=at / "node-3-key.pem"))
     door.check_own("orders", 3)
     assert "no client's name" in run("--clients", "../x", code=2)
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_certificates_that_were_cut_off_are_made_when_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """A full disk, say, at each write: the next try goes on, instead of meeting a key without a certificate."""
+    words = ["tls", "init", str(tmp_path / "tls"), "--cluster", "fake", "--nodes", "1", "--clients", "alice"]
+    real, calls = os.fdopen, itertools.count()
+
+    def full(descriptor: int, mode: str) -> object:
+        if next(calls) == step:
+            os.close(descriptor)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", full)
+        assert CliRunner().invoke(cli, words).exit_code == (1 if step < 6 else 0)
+    kept = {path: path.read_bytes() for path in (tmp_path / "tls").iterdir()}
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    assert {path: path.read_bytes() for path in kept} == kept
+    found = sorted(path.name for path in (tmp_path / "tls").iterdir())
+    assert found == ["ca-key.pem", "ca.pem", "client-alice-key.pem", "client-alice.pem", "node-1-key.pem", "node-1.pem"]
+    Door("tls", TlsConfig(**{key: tmp_path / "tls" / f"{name}.pem" for key, name in (
+        ("ca", "ca"), ("certificate", "node-1"), ("key", "node-1-key")
+    )})).check_own("fake", 1)  # fmt: skip
 
 
 def test_a_door_without_tls_is_on_loopback_alone(yard: Yard) -> None:
