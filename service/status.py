@@ -280,7 +280,7 @@ class GroupStatus:
         return brief | {
             "membership": "voter" if here.node_id in row.shape.voters else "learner",
             "leader_since_ms": row.since_ms,
-            "last_term": row.term,
+            "last_term": 0,
             "stable": row.last,
             "pending_bytes": 0,
         }
