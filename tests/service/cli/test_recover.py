@@ -50,7 +50,7 @@ def recovered(monkeypatch: pytest.MonkeyPatch, yard: Yard) -> tuple[int, dict[st
 
 
 def copy(last_term: int, last: int, term: int = 0, leader: int = 0) -> dict[str, Any]:
-    return {"term": term or last_term, "last": last, "last_term": last_term, "leader": leader}
+    return {"state": "running", "term": term or last_term, "last": last, "last_term": last_term, "leader": leader}
 
 
 @pytest.mark.parametrize(
