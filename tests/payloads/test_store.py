@@ -352,6 +352,36 @@ def test_an_abandoned_jobs_rows_are_dead(tmp_path: Path) -> None:
     again.close()
 
 
+def test_the_number_of_a_job_that_was_given_up_is_not_used_again(tmp_path: Path) -> None:
+    """Rows that it may have written lie under it."""
+    with closing(open_store(tmp_path)) as store:
+        source = Source([made(1, 1, [5000])])
+        first = store.migrate_job(source.ranges()).job
+        store.abandon()
+        assert store.migrate_job(source.ranges()).job > first
+
+
+def test_of_a_generation_that_failed_nothing_is_served_whoever_asks(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        migrate(store, Source([made(1, 1, [5000])]))
+        assert store.generation(1).number == 1
+        store.fail(1, OSError("it can't be read"))
+        with pytest.raises(GenerationFailed, match="it can't be read"):
+            store.generation(1)
+
+
+def test_whoever_has_read_is_inside_of_no_environment_any_more(tmp_path: Path) -> None:
+    """Who is, when the process is killed, has it set aside as what killed it."""
+    with closing(open_store(tmp_path)) as store:
+        source = Source([made(1, index, [400, 5000]) for index in range(1, 4)])
+        migrate(store, source)
+        generation = store.generation(1)
+        check_all(store, source)
+        assert len(list(store.scan(1, 1, 3))) == 3 and len(list(store.scan(1, 2, 2, bodies=False))) == 1
+        assert store.measure(1).damage == [] and store.recount()
+        assert generation._inside == 0
+
+
 def test_a_crash_inside_an_environment_sets_it_aside(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     migrate(store, Source([made(1, index, [5000]) for index in range(1, 4)]))
