@@ -206,7 +206,7 @@ def test_what_is_no_effect_is_an_error() -> None:
 
 ODD_EFFECTS = [
     Timer("bell", cast(Any, "soon")), Timer("bell", 1 << 70), Timer("bell", cast(Any, float("nan"))),
-    Timer(cast(Any, (1,)), 5), Append(cast(Any, "text")), Append(cast(Any, object())), Monitor(cast(Any, [1])),
+    Timer(cast(Any, (1,)), 5), Append(cast(Any, "text")), Append(cast(Any, 3.5)), Monitor(cast(Any, [1])),
     Send(1, cast(Any, "text")), Send(cast(Any, [1]), b"x"), Deliver(1, cast(Any, None)), cast(Any, b"x"),
 ]  # fmt: skip
 
