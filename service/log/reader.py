@@ -33,7 +33,8 @@ from ..door import answers
 BODY_BYTES = 8 << 20
 """Room that is taken for a body at most: a larger one is answered alone."""
 
-SEGMENT = ".seg"
+FILES = (".seg", ".ring")
+"""How the names of files end that logs lie in."""
 DAMAGE = ("corrupt", "error")
 """Codes of what a peer's copy may mend: damaged rows, a gap, an environment that fails."""
 
@@ -254,7 +255,7 @@ class LogReader:
         try:
             return self._plan(member, machine, offset, 1, 1, bodies)
         except Corrupt as error:
-            if str(error.details.get("path", "")).endswith(SEGMENT):
+            if str(error.details.get("path", "")).endswith(FILES):
                 # An entry without payload, which comes from a peer with the log only.
                 self._damaged(member, error)
             raise

@@ -94,6 +94,24 @@ async def test_what_no_peer_has_is_said_and_never_skipped() -> None:
     assert rig.fetched == [(0, 3)] and not rig.damaged
 
 
+@pytest.mark.parametrize(("path", "mended"), [("7.seg", True), ("7.ring", True), ("generation-1", False)])
+async def test_a_damaged_entry_without_payload_has_its_group_mended(path: str, mended: bool) -> None:
+    """No peer gives it alone; what is damaged in a generation is of payloads, which peers do give."""
+    rig = Rig()
+    rig.append(b"0")
+    damage = Corrupt(path, 4096, "entry 1", "other bytes")
+
+    def payload_entries(*_: object) -> object:
+        raise damage
+
+    rig.payload_entries = payload_entries  # type: ignore[assignment]
+    # What a peer gives beside it is not all that is missing.
+    rig.lost = {1}
+    with pytest.raises(Corrupt):
+        await rig.poll(0)
+    assert rig.damaged == ([damage] if mended else [])
+
+
 async def test_below_the_payload_floor_nothing_is_damaged_but_gone() -> None:
     rig = Rig()
     rig.append(b"0")
