@@ -42,6 +42,8 @@ from logyard.protocol.kv import (
 
 from .admin import Call, ask, plain
 
+LEASE_S_MAX = 1 << 40
+"""What can be said; what a group takes, it says itself."""
 CONSISTENCY = ("linearizable", "leader", "local")
 ANEW = "{!r} was deleted and made anew: watch it from its beginning"
 
@@ -157,8 +159,8 @@ def compact(revision: int) -> Steps[int]:
 
 def grant(ttl: float, lease: int) -> Steps[Lease]:
     """Return the steps that grant a lease of `ttl` seconds."""
-    if ttl <= 0 or lease < 0:
-        raise BadRequest("a lease has a number and lasts for some seconds")
+    if not 0 < ttl < LEASE_S_MAX or lease < 0:
+        raise BadRequest(f"a lease has a number and lasts for some seconds, fewer than {LEASE_S_MAX}")
     _, number, granted = yield from numbers(GRANT, round(ttl * 1000), lease)
     return Lease(number, granted / 1000, granted / 1000)
 

@@ -48,7 +48,8 @@ def milliseconds(seconds: float | None, what: str, least: int = 1) -> int:
     """Return a time of the caller's in ms; 0 for None. Raises `BadRequest`."""
     if seconds is None:
         return 0
-    found = round(seconds * 1000)
+    # Infinite ones, and those that are no numbers, can't be rounded.
+    found = round(seconds * 1000) if abs(seconds) < MS_MAX else -1
     if not least <= found <= MS_MAX:
         raise BadRequest(f"{what} is a time in seconds, at least {least / 1000}, not {seconds!r}")
     return found

@@ -287,6 +287,10 @@ class GroupStatus:
 
 
 def _resident_bytes() -> int:
-    """Return the resident memory of this process."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Return the resident memory of this process; 0 where there is no descriptor left to ask with: all else can be
+    told all the same."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

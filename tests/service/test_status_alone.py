@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.state import FOLLOWER
 from logyard.engine.replica.member import HALTED, RUNNING, STOPPED
 from logyard.machines.log import AppendLog
+from logyard.service import status
 from logyard.service.status import Groups, GroupStatus, NodeStatus, Stored
 
 SHAPE = SimpleNamespace(machine="log", voters=(1, 2), learners=(3,))
@@ -99,6 +101,16 @@ def test_sums_are_over_the_awake_and_the_asleep(rig: Rig) -> None:
     assert (found["snapshots"], found["snapshot_bytes"], found["inflight_bytes"]) == (5, 400, 300)
     assert (found["payload_live_bytes"], found["payload_disk_bytes"]) == (470, 1500)
     assert (found["node"], found["pid"], found["forks"]) == (1, os.getpid(), 3) and found["memory_rss"] > 1 << 20
+
+
+def test_a_node_without_a_descriptor_left_says_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what it is asked for then."""
+
+    def refuse(*_: object) -> object:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert status._resident_bytes() == 0
 
 
 def test_a_group_has_the_same_row_awake_and_asleep(rig: Rig) -> None:
