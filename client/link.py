@@ -182,8 +182,10 @@ class Link:
         outgoing = self.channel.outgoing
         while outgoing.size:
             outgoing.sent(await self.socket.sendmsg(outgoing.window()))
-            # A server that takes what is sent is not one that hangs, however slow the way to it.
-            self.progress = self.network.clock()
+            if outgoing.size:
+                # A server that goes on taking what is sent is not one that hangs, however slow the way to it. What
+                # fits into the sockets' buffers says nothing: a stopped process takes that as well.
+                self.progress = self.network.clock()
 
     async def _receive(self) -> None:
         try:

@@ -281,6 +281,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
             "background",
             "first_of",
             "pause",
+            "to_its_end",
         )
     ),
     "KV": frozenset(("ask", "fail", "run")),

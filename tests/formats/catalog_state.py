@@ -13,6 +13,8 @@ from logyard.machines.catalog import Catalog
 from logyard.machines.catalog.command import command
 
 GOLDEN = Path(__file__).parent / "catalog-1.bin"
+WHOLE_ROWS = Path(__file__).parent / "catalog-1-whole-rows.bin"
+"""The same as it was stored before rows of logs ended where their defaults begin."""
 SECTIONS = ("logs", "nodes", "plan", "cursors")
 REQUEST = bytes(range(16))
 
