@@ -323,7 +323,7 @@ def run_batch(apply_batch: ApplyBatch, context: Context, frames: Sequence[Frame]
 def _with_rejects_released(context: Context, frames: Sequence[Frame], batch: Batch) -> Batch:
     """Release the payloads of the batch's refused frames. Raises `TypeError` for a reply that is none."""
     for reply in batch.replies:
-        if not isinstance(reply, Reject):
+        if type(reply) is not bytes and not isinstance(reply, Reject):
             check_reply(reply)
     refused = [
         release_of(context, frame)
