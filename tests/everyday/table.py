@@ -155,7 +155,7 @@ ROWS: Mapping[str, Row] = {
     "Consumer.reject": held(lambda f: f.consumer.reject(f.message()), embedded_anew=SEEN),
     "Consumer.extend": held(lambda f: f.consumer.extend(f.message())),
     "Consumer.credit": held(lambda f: f.consumer.credit(f.credit)),
-    "Consumer.flush": held(lambda f: f.consumer.flush(), sync_full=OK, embedded_anew=SEEN),
+    "Consumer.flush": held(lambda f: f.consumer.flush(), embedded_anew=SEEN),
     "Consumer.close": held(lambda f: f.consumer.close(), writes=False, expired=OK, anew=OK),
     # Sessions of any machine
     "Yard.open_session": log(lambda f: f.yard.open_session(f.name_of("log"), kind="log")),
