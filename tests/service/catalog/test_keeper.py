@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 
+from logyard.engine.raft.configuration import Configuration
+from logyard.engine.raft.state import FOLLOWER, LEADER
+from logyard.engine.types import Spec
 from logyard.machines.catalog.nodes import ACTIVE, SILENT, Node
 from logyard.machines.catalog.section import Table
 from logyard.protocol.errors import Refused
@@ -113,3 +116,37 @@ def test_moves_stand_still_while_too_many_nodes_are_silent_or_the_plan_is(monkey
     assert other.changes == rows.changes
     rows = other
     assert not keeper._may_move(catalog)
+
+
+def led(uid: int) -> Any:
+    """A group that is led here and that the catalogue does not know."""
+    raft = SimpleNamespace(role=LEADER, base=(1, Configuration((1, 2, 3))))
+    return SimpleNamespace(uid=uid, leading=True, raft=raft, spec=Spec(uid, f"g{uid}", "log", {}, (1, 2, 3), 0))
+
+
+async def test_others_have_their_turn_while_it_looks_at_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what goes, or is made anew, meanwhile is not reported as it was."""
+    members = {uid: led(uid) for uid in range(1, 3 * keeping.LOOKED_AT)}
+    last = max(members)
+    told: list[str] = []
+
+    async def change(section: str, name: str, values: dict[str, Any]) -> None:
+        told.extend(row["name"] for row in values["logs"])
+
+    async def remove() -> None:
+        turns.append(len(told))
+        del members[last]
+        members[last - 1] = led(last - 1)
+        members[last - 1].raft.role = FOLLOWER
+
+    turns: list[int] = []
+    monkeypatch.setattr(keeping, "logs_of", lambda catalog: SimpleNamespace(of_uid=lambda uid: None))
+    here: Any = SimpleNamespace(cluster="c", members=members)
+    sleepers = SimpleNamespace(begin=lambda: None, look=lambda logs: ())
+    doors: Any = SimpleNamespace(calls=SimpleNamespace(change=change), sleepers=sleepers)
+    keeper = Keeper(here, doors)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(remove)
+        await keeper._report(cast(Any, None))
+    assert turns == [0], "it was not looked at to the end at once"
+    assert told == [f"g{uid}" for uid in range(1, last - 1)]
