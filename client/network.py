@@ -30,8 +30,8 @@ from .session_keeper import SessionKeeper
 TIMEOUT_S = 30.0
 WINDOW_BYTES = 64 << 20
 STALL_S = 10.0
-"""A connection with open requests and no byte, either way, for so long is cut: a stopped process holds its sockets
-open."""
+"""A connection with open requests that brought no byte, and took no part of a longer frame, for so long is cut: a
+stopped process holds its sockets open."""
 LOCATE_S = 2.0
 LOCATE_NAMES = 1000
 TICK_S = 0.25
