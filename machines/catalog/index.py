@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 BITS = 32
 TAG = (1 << BITS) - 1
@@ -17,13 +18,17 @@ SPREAD = 0x9E3779B97F4A7C15
 SLOTS_MIN = 16
 
 
-class Index:
-    """Numbers (1 to 2**32 - 1) by key. `is_of(number, key)`: whether the row of that number has the key."""
+Row = TypeVar("Row")
 
-    __slots__ = ("_is_of", "_slots", "_mask", "_count")
 
-    def __init__(self, is_of: Callable[[int, str | int], bool]) -> None:
-        self._is_of = is_of
+class Index(Generic[Row]):
+    """Numbers (1 to 2**32 - 1) by key. `row_of(number)` returns a row that is there, `key_of(row)` its key."""
+
+    __slots__ = ("_row_of", "_key_of", "_slots", "_mask", "_count")
+
+    def __init__(self, row_of: Callable[[int], Row], key_of: Callable[[Row], str | int]) -> None:
+        self._row_of = row_of
+        self._key_of = key_of
         self._resize(SLOTS_MIN, array("Q"))
         self._count = 0
 
@@ -35,11 +40,16 @@ class Index:
 
     def get(self, key: str | int) -> int | None:
         """Return the number of the row that has a key, or None. Rows must be there for as long as their numbers are."""
+        found = self.find(key)
+        return None if found is None else found[0]
+
+    def find(self, key: str | int) -> tuple[int, Row] | None:
+        """Return the same with the row, which is read once."""
         tag = _tag(key)
         place = tag & self._mask
         while slot := self._slots[place]:
-            if slot >> BITS == tag and self._is_of(slot & TAG, key):
-                return slot & TAG
+            if slot >> BITS == tag and self._key_of(row := self._row_of(slot & TAG)) == key:
+                return slot & TAG, row
             place = (place + 1) & self._mask
         return None
 

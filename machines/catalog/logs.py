@@ -77,9 +77,9 @@ class Logs:
     def __init__(self, moving: Callable[[int], bool] = lambda uid: False) -> None:
         self._moving = moving
         self.rows: Table[Log] = Table("rows", Log, defaults=[*Log._field_defaults.values()])
-        self.names = Index(lambda number, name: self._kept(number).name == name)
+        self.names = Index(self._kept, lambda row: row.name)
         """Numbers of those that have their name."""
-        self.uids = Index(lambda number, uid: self._kept(number).uid == uid)
+        self.uids = Index(self._kept, lambda row: row.uid)
         self.unsettled: set[int] = set()
         """Numbers of those that are being made, taken back or deleted."""
         self.conflicting: set[int] = set()
@@ -113,13 +113,13 @@ class Logs:
 
     def find(self, name: str) -> Log | None:
         """Return the log that has a name."""
-        number = self.names.get(name)
-        return None if number is None else self.rows.get(number)
+        found = self.names.find(name)
+        return None if found is None else found[1]
 
     def of_uid(self, uid: int) -> Log | None:
         """Return a group's log, whatever its state."""
-        number = self.uids.get(uid)
-        return None if number is None else self.rows.get(number)
+        found = self.uids.find(uid)
+        return None if found is None else found[1]
 
     def held(self, node: int) -> int:
         """Count the logs that have, or are to have, a member on a node, and those that it has not let go."""
@@ -356,17 +356,17 @@ class Logs:
         """Have nothing to do: there is one version."""
 
     def _row(self, uid: int) -> tuple[int, Log]:
-        number = self.uids.get(uid)
-        if number is None:
+        found = self.uids.find(uid)
+        if found is None:
             raise Reject("unknown_group", f"the catalogue knows no log of uid {uid:016x}")
-        return number, self._kept(number)
+        return found
 
     def _named(self, values: Mapping[str, Any]) -> tuple[int, Log]:
         name = str(values["name"])
-        number = self.names.get(name)
-        if number is None:
+        found = self.names.find(name)
+        if found is None:
             raise Reject("unknown_group", f"the catalogue knows no log {name!r}")
-        return number, self._kept(number)
+        return found
 
     def _kept(self, number: int) -> Log:
         """Return the row of a number that an index has."""

@@ -36,6 +36,7 @@ from .planner import Plan
 from .reconciler import Reconciler, Seen, planner_of
 from .silence import REPLACE_AFTER_S, Silence, too_many
 from .sleepers import Sleepers
+from .steps import in_turns, listed
 
 log = logging.getLogger(__name__)
 
@@ -360,7 +361,8 @@ class Keeper:
             if len(reports) + len(imports) >= REPORTS_MAX:
                 break
         # Index 0: an intent, that the catalogue's leader sees to, as nobody knows whether it was finished.
-        imports += (_imported(spec, 0, spec.voters, ()) for spec in self._doors.sleepers.look(logs))
+        told = await in_turns(self._doors.sleepers.look(logs))
+        imports += (_imported(spec, 0, spec.voters, ()) for spec in told)
         if reports:
             await self._doors.calls.change("logs", "report", {"logs": reports})
         for at in range(0, len(imports), REPORTS_MAX):
@@ -432,14 +434,14 @@ class Keeper:
         catalog = self.catalog
         if catalog is None:
             return None
-        planner = planner_of(self._seen_in(catalog))
+        planner = planner_of(await self._seen_in(catalog))
         for _ in planner.steps():
             await trio.sleep(0)
         return planner.found()
 
-    def _seen_in(self, catalog: Catalog) -> Seen:
-        logs, moves = logs_of(catalog), dict(plan_of(catalog).rows)
-        nodes = dict(nodes_of(catalog).rows)
+    async def _seen_in(self, catalog: Catalog) -> Seen:
+        moves = dict(await in_turns(listed(plan_of(catalog).rows)))
+        logs, nodes = logs_of(catalog), dict(nodes_of(catalog).rows)
         return Seen(nodes, logs, logs.of_uid, len(logs.rows), logs.revision, self.leaders, moves)
 
     async def _reconcile(self, catalog: Catalog) -> None:
@@ -448,12 +450,10 @@ class Keeper:
         if plan_of(catalog).paused:
             return
         self._reconciler = self._reconciler or Reconciler(PLAN_LOOKS * self._look_s)
-        seen = self._seen_in(catalog)
-        for _ in self._reconciler.planning(time.monotonic(), seen):
-            await trio.sleep(0)
-        todo = self._reconciler.doing(seen)
+        todo = await in_turns(self._reconciler.look(time.monotonic(), await self._seen_in(catalog)))
         for number in todo.undo:
-            await change("plan", "step", {"number": number, "step": UNDO})
+            if number in plan_of(catalog).rows:
+                await change("plan", "step", {"number": number, "step": UNDO})
         if todo.end:
             await change("plan", "finish", {"moves": [(number, "its log is gone") for number in todo.end]})
         if todo.propose:
@@ -464,8 +464,10 @@ class Keeper:
         rows = plan_of(catalog)
         if len(rows.rows) and self._may_move(catalog):
             for uid in rows.of.keys() - self._here.members.keys():
+                # Each one is read and built.
                 self._doors.sleepers.rouse(uid)
-            self._doors.mover.look(dict(rows.rows))
+                await trio.lowlevel.checkpoint()
+            self._doors.mover.look(dict(await in_turns(listed(rows.rows))))
 
     def _may_move(self, catalog: Catalog) -> bool:
         # Asked for each step of each move: the nodes are counted when something of them has changed.

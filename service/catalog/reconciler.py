@@ -22,6 +22,7 @@ from logyard.machines.catalog.plan import Move
 from .mover import UNDO
 from .planner import ADD, LEAD, REMOVE, Plan, Planner, Proposed
 from .silence import too_many
+from .steps import ITEMS, Steps
 
 AT_ONCE = 384
 PER_NODE = 192
@@ -74,9 +75,25 @@ class Reconciler:
         self._nodes: object = None
         self._settled: object = None
 
-    def planning(self, now: float, seen: Seen) -> Iterator[None]:
-        """Go on with a plan, if one is due or being made, in steps of a millisecond or so: others have their turn in
-        between."""
+    def look(self, now: float, seen: Seen) -> Steps[Doing]:
+        """Go on with a plan, if one is due or being made; return what of it is begun now, and which moves are over."""
+        yield from self._plan(now, seen)
+        undo: list[int] = []
+        end: list[int] = []
+        load: Counter[int] = Counter()
+        for count, (number, move) in enumerate(seen.moves.items(), 1):
+            if count % ITEMS == 0:
+                yield
+            load.update(_touched(move.source, move.target, seen.nodes))
+            log = seen.find(move.uid)
+            if log is None or log.state in LEAVING:
+                # What is deleted has no leader that could step, and may wait for a dead node for ever.
+                end.append(number)
+            elif move.step != UNDO and _is_vain(move, seen.nodes):
+                undo.append(number)
+        return Doing((yield from self._begun(seen, load)), undo, end)
+
+    def _plan(self, now: float, seen: Seen) -> Steps[None]:
         nodes = {number: (row.state, row.zone, row.replaces) for number, row in seen.nodes.items()}
         if nodes != self._nodes:
             self._nodes, self._planner, self._settled, self._at = nodes, None, None, now
@@ -103,22 +120,7 @@ class Reconciler:
         self._planner = planner_of(seen)
         self._steps = self._planner.steps()
 
-    def doing(self, seen: Seen) -> Doing:
-        """Return what of the plan is begun now, and which moves are over."""
-        undo: list[int] = []
-        end: list[int] = []
-        load: Counter[int] = Counter()
-        for number, move in seen.moves.items():
-            load.update(_touched(move.source, move.target, seen.nodes))
-            log = seen.find(move.uid)
-            if log is None or log.state in LEAVING:
-                # What is deleted has no leader that could step, and may wait for a dead node for ever.
-                end.append(number)
-            elif move.step != UNDO and _is_vain(move, seen.nodes):
-                undo.append(number)
-        return Doing(self._begun(seen, load), undo, end)
-
-    def _begun(self, seen: Seen, load: Counter[int]) -> list[dict[str, Any]]:
+    def _begun(self, seen: Seen, load: Counter[int]) -> Steps[list[dict[str, Any]]]:
         """Take from the backlog what there is room for; what a node has no room for waits."""
         states = {number: row.state for number, row in seen.nodes.items()}
         zones = {number: row.zone for number, row in seen.nodes.items()}
@@ -128,6 +130,8 @@ class Reconciler:
         found: list[dict[str, Any]] = []
         waiting: list[Proposed] = []
         while self._backlog and len(seen.moves) + len(found) < AT_ONCE and len(waiting) < AT_ONCE:
+            if (len(found) + len(waiting) + 1) % ITEMS == 0:
+                yield
             one = self._backlog.popleft()
             touched = _touched(one.source, one.target, seen.nodes)
             if any(load[node] >= PER_NODE for node in touched):

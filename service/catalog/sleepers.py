@@ -18,6 +18,8 @@ from logyard.engine.quiesce.quiesced_table import LED, Row
 from logyard.engine.types import Spec
 from logyard.machines.catalog.logs import LIVE, Log, Logs
 
+from .steps import ITEMS, Steps
+
 SCAN_S = 60.0
 ROWS_MAX = 2000
 WOKEN_MAX = 64
@@ -62,7 +64,7 @@ class Sleepers:
         """Look through all of them again: another leader of the catalogue may know less than was told."""
         self._rows, self._scan_at, self._whole = None, 0.0, True
 
-    def look(self, logs: Logs) -> list[Spec]:
+    def look(self, logs: Logs) -> Steps[list[Spec]]:
         """Wake what has something to say; return the definitions of groups that nobody knows, and nobody ever used."""
         if self._rows is None:
             if time.monotonic() < self._scan_at:
@@ -82,6 +84,9 @@ class Sleepers:
                 woken += 1
                 if woken >= WOKEN_MAX:
                     return told
+                yield
+            if seen % ITEMS == 0:
+                yield
         if seen < ROWS_MAX:
             self._rows, self._whole, self._scan_at = None, False, time.monotonic() + SCAN_S
         return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from logyard.machines.catalog.section import Table
 from logyard.protocol.errors import Refused
 from logyard.service.catalog import keeper as keeping
 from logyard.service.catalog.keeper import Keeper
+from logyard.service.catalog.steps import listed
 
 
 def a_node(state: str) -> Node:
@@ -142,7 +144,7 @@ async def test_others_have_their_turn_while_it_looks_at_many_groups(monkeypatch:
     turns: list[int] = []
     monkeypatch.setattr(keeping, "logs_of", lambda catalog: SimpleNamespace(of_uid=lambda uid: None))
     here: Any = SimpleNamespace(cluster="c", members=members)
-    sleepers = SimpleNamespace(begin=lambda: None, look=lambda logs: ())
+    sleepers = SimpleNamespace(begin=lambda: None, look=lambda logs: listed(()))
     doors: Any = SimpleNamespace(calls=SimpleNamespace(change=change), sleepers=sleepers)
     keeper = Keeper(here, doors)
     async with trio.open_nursery() as nursery:
@@ -150,3 +152,40 @@ async def test_others_have_their_turn_while_it_looks_at_many_groups(monkeypatch:
         await keeper._report(cast(Any, None))
     assert turns == [0], "it was not looked at to the end at once"
     assert told == [f"g{uid}" for uid in range(1, last - 1)]
+
+
+async def test_others_have_their_turn_while_many_groups_are_woken_to_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    roused: list[int] = []
+    seen: list[int] = []
+    looked: list[dict[int, Any]] = []
+    moves = {number: SimpleNamespace(uid=100 + number) for number in range(1, 20)}
+    plan = SimpleNamespace(rows=Rows(moves), of={move.uid: number for number, move in moves.items()})
+    monkeypatch.setattr(keeping, "plan_of", lambda catalog: plan)
+    here: Any = SimpleNamespace(cluster="c", members={101: None})
+    sleepers, mover = SimpleNamespace(rouse=roused.append), SimpleNamespace(look=looked.append)
+    keeper = Keeper(here, cast(Any, SimpleNamespace(sleepers=sleepers, mover=mover)))
+    monkeypatch.setattr(keeper, "_may_move", lambda catalog: True)
+
+    async def watch() -> None:
+        while len(roused) < 18:
+            seen.append(len(roused))
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await keeper._move(cast(Any, None))
+    assert sorted(roused) == list(range(102, 120)) and looked == [moves]
+    assert len(seen) >= 10, "one after the other"
+
+
+class Rows:
+    """A table of the catalogue, as it is read."""
+
+    def __init__(self, rows: dict[int, Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return iter(self.rows.items())

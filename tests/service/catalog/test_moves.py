@@ -20,6 +20,9 @@ from logyard.service.catalog.mover import APART_S, UNDO, WAIT, Mover, Step, next
 from logyard.service.catalog.mover import AT_ONCE as MOVES
 from logyard.service.catalog.planner import ROWS_AT_ONCE
 from logyard.service.catalog.reconciler import AT_ONCE, PER_NODE, STEPS_MAX, Doing, Reconciler, Seen
+from logyard.service.catalog.steps import ITEMS
+
+from .steps import counted
 
 
 def move(kind: str, source: int, target: int, step: str = "proposed", why: str = "node 3 is dead") -> Move:
@@ -175,9 +178,9 @@ class World:
                 return iterated()
 
         seen = Seen(self.nodes, Logs(), self.logs.get, len(self.logs), self.revision, dict, self.moves)
-        for _ in self.reconciler.planning(self.now, seen):
-            self.steps += 1
-        return self.reconciler.doing(seen)
+        found, steps = counted(self.reconciler.look(self.now, seen))
+        self.steps += steps
+        return found
 
     def take(self, doing: Doing) -> None:
         """Have its moves under way."""
@@ -224,6 +227,33 @@ def test_a_plan_is_made_in_steps() -> None:
     world.nodes[3] = node(DEAD)
     counts = [len(world.look().propose) for _ in range(4)]
     assert counts[0] == 0 and counts[-1] == PER_NODE and STEPS_MAX < world.steps < 3 * STEPS_MAX
+
+
+def test_few_logs_are_looked_up_in_a_step() -> None:
+    """What is begun, and what is under way: hundreds at once would hold up everybody's appends."""
+    world = World(40, 4 * AT_ONCE)
+    world.nodes[3] = node(DEAD)
+    asked: list[int] = []
+    for _ in range(3):
+        found = 0
+
+        def find(uid: int) -> Log | None:
+            nonlocal found
+            found += 1
+            return world.logs.get(uid)
+
+        seen = Seen(world.nodes, world.logs.values(), find, len(world.logs), 0, dict, world.moves)
+        steps = world.reconciler.look(world.now, seen)
+        try:
+            while True:
+                found = 0
+                next(steps)
+                asked.append(found)
+        except StopIteration as end:
+            asked.append(found)
+            world.take(end.value)
+        world.now += 1.0
+    assert len(world.moves) == AT_ONCE and max(asked) <= ITEMS and sum(asked) >= 3 * AT_ONCE
 
 
 def test_a_move_is_begun_only_where_it_is_still_needed() -> None:

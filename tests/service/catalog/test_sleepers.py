@@ -12,6 +12,9 @@ from logyard.machines.catalog.logs import Logs
 from logyard.machines.catalog.section import At
 from logyard.service.catalog import sleepers
 from logyard.service.catalog.sleepers import ROWS_MAX, WOKEN_MAX, Groups, Sleepers
+from logyard.service.catalog.steps import ITEMS
+
+from .steps import counted
 
 SHAPE = Shape((1, 2, 3), (), (), (), "log")
 
@@ -37,7 +40,7 @@ class Night:
         self.logs.apply(At(1, 1, 1), "import", {"logs": [found]})
 
     def look(self) -> list[int]:
-        return [spec.uid for spec in self.sleepers.look(self.logs)]
+        return [spec.uid for spec in counted(self.sleepers.look(self.logs))[0]]
 
 
 def test_what_nobody_knows_is_woken_where_it_is_led_or_nobody_leads_it() -> None:
@@ -69,6 +72,14 @@ def test_a_look_is_bounded_and_goes_on_where_it_was() -> None:
     night = Night()
     night.table.extend((uid, row(0, last=0)) for uid in range(1, ROWS_MAX + 5))
     assert [len(night.look()) for _ in range(3)] == [ROWS_MAX, 4, 0]
+
+
+def test_a_look_is_made_in_steps() -> None:
+    night = Night()
+    night.table.extend((uid, row(1)) for uid in range(1, WOKEN_MAX))
+    night.table.extend((uid, row(0, last=0)) for uid in range(WOKEN_MAX, 10 * ITEMS))
+    _, steps = counted(night.sleepers.look(night.logs))
+    assert steps >= WOKEN_MAX - 1 + 8, "one for each that is woken, and for some rows"
 
 
 def test_with_another_leader_of_the_catalogue_all_are_looked_at_again() -> None:

@@ -29,6 +29,8 @@ from logyard.service.catalog.mover import WAIT, next_step
 from logyard.service.catalog.planner import LEAD
 from logyard.service.catalog.reconciler import Reconciler, Seen, planner_of
 
+from ...service.catalog.steps import counted
+
 BATCH = 1000
 UNEVEN = 1.05
 MOVES = 1.1
@@ -140,9 +142,8 @@ class Placement:
             self.seconds += 1
             assert self.seconds < SECONDS_MAX, f"it does not come to rest: {list(self.plan.rows)[:3]}"
             seen = self.seen()
-            for _ in reconciler.planning(float(self.seconds), seen):
-                self.plan_steps += 1
-            todo = reconciler.doing(seen)
+            todo, steps = counted(reconciler.look(float(self.seconds), seen))
+            self.plan_steps += steps
             for number in todo.undo:
                 self.tell("plan", "step", {"number": number, "step": "undo"})
             for number in todo.end:
