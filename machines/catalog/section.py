@@ -20,9 +20,6 @@ ROWS_PER_SHARD = 256
 """Some 20 KiB of rows of logs, and one of 400 shards of 100,000: a change writes as much of the one as of the names of
 the others. Numbers are never reused, so a row never changes its shard."""
 
-OPEN_MAX = 16
-"""Shards that are written to at a time: one that goes on being written to is opened again."""
-
 
 class At(NamedTuple):
     """Where a command stands: the only clock is `now`, the leader's log time in ms since 1970; `version` is the
@@ -66,6 +63,9 @@ class Section(Protocol):
         ...
 
 
+NOTHING = array("I", bytes(4 * ROWS_PER_SHARD))
+"""The sizes of a shard without rows."""
+
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
@@ -74,12 +74,12 @@ class Table(Generic[Row]):
 
     `make` builds a row of the values that were packed: tuples come back as tuples, at any depth. `defaults` are those
     of its last fields: where a row ends with them, they are left out, so they never change. A row is never changed in
-    place: `put` another one. A shard to which nothing happens is one object of bytes, numbers before their rows, which
-    is what a snapshot stores, beside the sizes of what it has, 0 where there is none. One that is written to is open: a
-    map of rows, until the next snapshot, or until too many others are.
+    place: `put` another one. A shard is one object of bytes, numbers before their rows, which is what a snapshot
+    stores, beside the sizes of what it has, 0 where there is none. A change makes a new one, by copying: some
+    microseconds of its 20 KiB, where to take it apart would be hundreds.
     """
 
-    __slots__ = ("name", "next", "changes", "_make", "_defaults", "_shards", "_sizes", "_open", "_count")
+    __slots__ = ("name", "next", "changes", "_make", "_defaults", "_shards", "_sizes", "_count")
 
     def __init__(self, name: str, make: Callable[..., Row], first: int = 1, defaults: Sequence[object] = ()) -> None:
         self.name = name
@@ -90,21 +90,19 @@ class Table(Generic[Row]):
         self._defaults = tuple(reversed(defaults))
         self._shards: dict[int, bytes] = {}
         self._sizes: dict[int, array[int]] = {}
-        self._open: dict[int, dict[int, bytes]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __contains__(self, number: int) -> bool:
-        return bool(self._packed(number))
+        sizes = self._sizes.get(number // ROWS_PER_SHARD)
+        return sizes is not None and sizes[number % ROWS_PER_SHARD] > 0
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         """Yield (number, row), by number; rows may come and go meanwhile."""
-        for shard in sorted(self._shards.keys() | self._open.keys()):
-            rows = self._open.get(shard)
-            found = _rows(self._shards.get(shard, b"")) if rows is None else sorted(rows.items())
-            for number, data in found:
+        for key in sorted(self._shards):
+            for number, data in _rows(self._shards.get(key, b"")):
                 yield number, self._unpacked(data)
 
     def get(self, number: int) -> Row | None:
@@ -121,11 +119,9 @@ class Table(Generic[Row]):
     def put(self, number: int, row: Row) -> None:
         """Store a row, in place of the one of that number."""
         # First: what can't be packed changes nothing.
-        data = self._packed_row(row)
-        rows = self._opened(number // ROWS_PER_SHARD)
-        self._count += number not in rows
-        self.changes += 1
-        rows[number] = data
+        data: bytes = msgpack.packb(number) + self._packed_row(row)
+        self._count += number not in self
+        self._splice(number, data)
         self.next = max(self.next, number + 1)
 
     def skip(self, number: int) -> None:
@@ -135,14 +131,11 @@ class Table(Generic[Row]):
     def drop(self, number: int) -> None:
         """Forget a row; its number is not given out again."""
         if number in self:
-            del self._opened(number // ROWS_PER_SHARD)[number]
+            self._splice(number, b"")
             self._count -= 1
-            self.changes += 1
 
     def shards(self) -> dict[str, bytes]:
         """Return the whole table, by names that begin with its own."""
-        for key in list(self._open):
-            self._fold(key)
         found = {self.name: msgpack.packb(self.next)}
         found |= {f"{self.name}-{key}": self._shards[key] for key in sorted(self._shards)}
         return found
@@ -160,8 +153,11 @@ class Table(Generic[Row]):
                 for key, found in groupby(rows, lambda row: row[0] // ROWS_PER_SHARD):
                     if key in self._shards:
                         raise ValueError(f"shard {name!r} has rows of another one")
-                    self._open[key] = dict(found)
-                    self._fold(key)
+                    packed = [(number, msgpack.packb(number) + data) for number, data in found]
+                    sizes = self._sizes[key] = NOTHING[:]
+                    for number, data in packed:
+                        sizes[number % ROWS_PER_SHARD] = len(data)
+                    self._shards[key] = b"".join(data for _, data in packed)
         self._count = sum(len(sizes) - sizes.count(0) for sizes in self._sizes.values())
 
     def _packed_row(self, row: Row) -> bytes:
@@ -175,33 +171,27 @@ class Table(Generic[Row]):
     def _packed(self, number: int) -> bytes:
         """Return a row's bytes; none where there is no such row."""
         key, place = divmod(number, ROWS_PER_SHARD)
-        rows = self._open.get(key)
-        if rows is not None:
-            return rows.get(number, b"")
         sizes = self._sizes.get(key)
         if sizes is None or not (size := sizes[place]):
             return b""
         end = sum(sizes[: place + 1])
         return self._shards[key][end - size + len(msgpack.packb(number)) : end]
 
-    def _opened(self, key: int) -> dict[int, bytes]:
-        """Return the rows of a shard, to be changed."""
-        rows = self._open.get(key)
-        if rows is None:
-            if len(self._open) >= OPEN_MAX:
-                self._fold(next(iter(self._open)))
-            self._sizes.pop(key, None)
-            rows = self._open[key] = dict(_rows(self._shards.pop(key, b"")))
-        return rows
-
-    def _fold(self, key: int) -> None:
-        """Make a shard that was written to one object again; one without rows goes."""
-        packed = {number: msgpack.packb(number) + data for number, data in sorted(self._open.pop(key).items())}
-        if packed:
-            sizes = array("I", bytes(4 * ROWS_PER_SHARD))
-            for number, data in packed.items():
-                sizes[number % ROWS_PER_SHARD] = len(data)
-            self._shards[key], self._sizes[key] = b"".join(packed.values()), sizes
+    def _splice(self, number: int, data: bytes) -> None:
+        """Put a row's bytes, with its number before them, in the place of what was there; none: it goes."""
+        key, place = divmod(number, ROWS_PER_SHARD)
+        sizes = self._sizes.get(key)
+        if sizes is None:
+            sizes = self._sizes[key] = NOTHING[:]
+        end = sum(sizes[: place + 1])
+        shard = self._shards.get(key, b"")
+        shard = b"".join((shard[: end - sizes[place]], data, shard[end:]))
+        sizes[place] = len(data)
+        if shard:
+            self._shards[key] = shard
+        else:
+            del self._shards[key], self._sizes[key]
+        self.changes += 1
 
     def _unpacked(self, data: bytes) -> Row:
         return self._make(*msgpack.unpackb(data, use_list=False, strict_map_key=False))
