@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -168,6 +169,36 @@ def test_a_table_gives_each_number_once() -> None:
     again.restore({**table.shards(), "other": b"x", "other-0": b"x"})
     assert again.add(("d",)) == 4
     assert list(again) == [(1, ("a", (1, 2), {"a": (3,)})), (2, ("b", (1, 2), {"a": (3,)})), (4, ("d",))]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_table_is_what_a_dictionary_would_be(seed: int) -> None:
+    """Numbers of each size that they are packed in, rows of any length, shards that become empty and come back."""
+    draw = random.Random(seed)
+    table: Table[tuple[Any, ...]] = Table("rows", lambda *values: values)
+    model: dict[int, tuple[Any, ...]] = {}
+    numbers = [*range(1, 12), *range(120, 135), *range(250, 262), 511, 512, 65_535, 65_536, 65_537, 1 << 31]
+    for turn in range(2000):
+        number = draw.choice(numbers)
+        if draw.random() < 0.4:
+            table.drop(number)
+            model.pop(number, None)
+        else:
+            row = tuple(
+                draw.choice([0, "x" * draw.randrange(300), b"\x01", (1, ("a",))]) for _ in range(draw.randrange(4))
+            )
+            table.put(number, row)
+            model[number] = row
+        assert table.get(number) == model.get(number) and len(table) == len(model)
+        if turn % 100 == 0:
+            assert list(table) == sorted(model.items())
+            assert [n for n in numbers if n in table] == [n for n in numbers if n in model]
+            shards = table.shards()
+            assert {*shards} == {"rows", *(f"rows-{n // ROWS_PER_SHARD}" for n in model)}
+            again: Table[tuple[Any, ...]] = Table("rows", lambda *values: values)
+            again.restore(shards)
+            assert again.shards() == shards and again.next == table.next and len(again) == len(model)
+            table = draw.choice([table, again])
 
 
 def test_a_table_takes_shards_of_another_size() -> None:
