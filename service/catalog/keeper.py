@@ -50,6 +50,8 @@ LED_MAX = 500_000
 """Groups that a node names as led by it: 4 MB."""
 LED_LOOKS = 5
 """It looks once in so many looks which those are."""
+SAY_LOOKS = 15
+"""A node's view is told again after so many: what was told can be lost with its connection."""
 PLAN_LOOKS = 10
 """A plan is made once in so many looks, at most."""
 LOOKED_AT = 256
@@ -174,6 +176,7 @@ class Keeper:
         self._leads: dict[int, bytes] = {}
         self._led = b""
         self._led_at = 0.0
+        self._say_at = 0.0
         self._reconciler: Reconciler | None = None
         # A table of nodes, how much had changed of it, and whether too many of them were silent.
         self._counted: tuple[Table[Node] | None, int, bool] = (None, 0, False)
@@ -249,13 +252,16 @@ class Keeper:
     # What nodes tell one another.
 
     def _tell(self) -> None:
-        """Tell the other nodes whom this one hears, where they have not heard it."""
+        """Tell the other nodes whom this one hears, where they have not been told, and once in a while again."""
         here, member = self._here, self.member()
         plain = {"live": sorted(here.live), "founded": _founding(member)}
         leader = member.raft.leader if member is not None else 0
         now = time.monotonic()
         if here.live - {here.node_id} and now >= self._led_at:
             self._led, self._led_at = self._leads_now(), now + LED_LOOKS * self._look_s
+        if now >= self._say_at:
+            self._said.clear()
+            self._say_at = now + SAY_LOOKS * self._look_s
         for node in here.live - {here.node_id}:
             view = {**plain, "led": self._led} if node == leader else plain
             if self._said.get(node) != view and self._doors.say(node, view):

@@ -80,7 +80,10 @@ def recover(sure: bool, servers: list[str], output: Output) -> None:
         if not copies:
             raise Refused("no node that answers has a copy of the catalogue")
         if led := [node for node, row in copies.items() if row["leader"] in copies]:
-            raise Refused(f"nodes {sorted(led)} hear a leader of the catalogue: its majority is there")
+            raise Refused(
+                f"nodes {sorted(led)} hear a leader of the catalogue: its majority is there; after a recovery that was "
+                "cut short do the rest of it: `logyard plan pause`, then a look at `logyard plan`"
+            )
         best = newest(copies)
         index = yard.force_shrink(NAME, best)
         paused = _pause(yard)

@@ -17,7 +17,7 @@ from logyard.machines.catalog.nodes import ACTIVE, SILENT, Node
 from logyard.machines.catalog.section import Table
 from logyard.protocol.errors import Refused
 from logyard.service.catalog import keeper as keeping
-from logyard.service.catalog.keeper import Keeper
+from logyard.service.catalog.keeper import SAY_LOOKS, Keeper
 from logyard.service.catalog.steps import listed
 
 
@@ -118,6 +118,27 @@ def test_moves_stand_still_while_too_many_nodes_are_silent_or_the_plan_is(monkey
     assert other.changes == rows.changes
     rows = other
     assert not keeper._may_move(catalog)
+
+
+def test_a_view_that_was_told_is_told_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been lost with its connection, which was made anew within a look."""
+    told: list[tuple[int, dict[str, Any]]] = []
+    now = 100.0
+    monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def say(node: int, view: dict[str, Any]) -> bool:
+        told.append((node, view))
+        return True
+
+    here: Any = SimpleNamespace(cluster="c", node_id=1, live={1, 2}, members={})
+    doors: Any = SimpleNamespace(say=say, sleepers=SimpleNamespace(led=list))
+    keeper = Keeper(here, doors)
+    for _ in range(SAY_LOOKS):
+        keeper._tell()
+        now += 1.0
+    assert told == [(2, {"live": [1, 2], "founded": 0})]
+    keeper._tell()
+    assert told == [told[0]] * 2
 
 
 def led(uid: int) -> Any:
