@@ -450,7 +450,8 @@ class Run:
                 self._compare(group, number, *result)
             elif not isinstance(error, LogyardError):
                 self.bug(f"reading {group.name} at node {number}", error)
-            elif error.code == "corrupt" and tries:
+            elif error.code in ("corrupt", "group_stopped") and tries:
+                # Another read may have met the damage: its group takes no part for as long as it is made anew.
                 self.work.hits["read.repaired"] += 1
                 self.reading += 1
                 self.loop.at(self.loop.now + 1.0, None, again)
