@@ -306,6 +306,22 @@ async def test_followers_hear_of_a_commit_that_no_entry_told_them_of(autojump_cl
         nursery.cancel_scope.cancel()
 
 
+async def test_nobody_wakes_up_while_there_is_nothing_to_tell(autojump_clock: trio.testing.MockClock) -> None:
+    """The timer begins with the first commit, whenever that comes."""
+    bench = Bench()
+    member = bench.member()
+    member.raft.untold = UNTOLD
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.loop.tell)
+        await trio.sleep(TELL_SECONDS * 0.4)
+        bench.turn(member)
+        await trio.sleep(TELL_SECONDS * 0.9)
+        assert not bench.loop.dirty
+        await trio.sleep(TELL_SECONDS * 0.2)
+        assert bench.loop.dirty == [member]
+        nursery.cancel_scope.cancel()
+
+
 async def test_where_many_groups_wait_entries_carry_the_commit_index(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

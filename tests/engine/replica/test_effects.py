@@ -192,6 +192,18 @@ def test_machines_are_ticked_while_they_lead_and_may_not_change_the_log_but_by_c
     assert rig.machine.heard == ["leader", 100] and not rig.effects.ticking
 
 
+def test_below_its_floor_a_leader_does_nothing_of_a_tick_that_leaves_the_node() -> None:
+    rig = Rig()
+    rig.lead()
+    rig.machine.said = [Append(b"by a tick"), Send(1, b"hello")]
+    rig.member.floor = rig.member.raft.applied + 1
+    rig.effects.tick_machines()
+    assert rig.sessions.sent == [] and rig.commands.queued == [("append", 0, 0, b"by a tick")]
+    rig.member.floor = rig.member.raft.applied
+    rig.effects.tick_machines()
+    assert rig.sessions.sent == [Send(1, b"hello")]
+
+
 def test_what_a_machine_raises_outside_the_log_stops_nobody() -> None:
     rig = Rig()
     rig.lead()
