@@ -61,7 +61,9 @@ class Catalog:
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
         """Apply one command; a refusal of its section is a reply like any other."""
-        effects = [Release(Position(ref.index, ref.ordinal), Position(ref.index, ref.ordinal + 1)) for ref in refs]
+        # It keeps no payloads, so all that came up to here is dead: released one by one, with entries between them that
+        # have none, they would never be one range.
+        effects = [Release(Position(0, 0), Position(refs[-1].index, refs[-1].ordinal + 1))] if refs else []
         wanted = command_of(command)
         if wanted.request is not None and (answer := self._answers.get(wanted.request)) is not None:
             return Applied(answer, effects)

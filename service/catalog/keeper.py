@@ -35,7 +35,7 @@ from .mover import UNDO, Mover
 from .planner import Plan
 from .reconciler import Reconciler, Seen, planner_of
 from .silence import REPLACE_AFTER_S, Silence, too_many
-from .sleepers import Sleepers
+from .sleepers import WOKEN_AT_ONCE, Sleepers
 from .steps import in_turns, listed
 
 log = logging.getLogger(__name__)
@@ -469,10 +469,10 @@ class Keeper:
         """Take the next step of moves of groups led here."""
         rows = plan_of(catalog)
         if len(rows.rows) and self._may_move(catalog):
-            for uid in rows.of.keys() - self._here.members.keys():
-                # Each one is read and built.
+            for number, uid in enumerate(rows.of.keys() - self._here.members.keys(), 1):
                 self._doors.sleepers.rouse(uid)
-                await trio.lowlevel.checkpoint()
+                if number % WOKEN_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
             self._doors.mover.look(dict(await in_turns(listed(rows.rows))))
 
     def _may_move(self, catalog: Catalog) -> bool:

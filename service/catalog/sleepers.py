@@ -23,6 +23,8 @@ from .steps import ITEMS, Steps
 SCAN_S = 60.0
 ROWS_MAX = 2000
 WOKEN_MAX = 64
+WOKEN_AT_ONCE = 8
+"""Each is read and built, some 0.3 ms; those that are woken together share a turn of the engine."""
 
 
 class Rows(Protocol):
@@ -84,7 +86,8 @@ class Sleepers:
                 woken += 1
                 if woken >= WOKEN_MAX:
                     return told
-                yield
+                if woken % WOKEN_AT_ONCE == 0:
+                    yield
             if seen % ITEMS == 0:
                 yield
         if seen < ROWS_MAX:

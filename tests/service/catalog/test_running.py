@@ -117,6 +117,17 @@ async def test_a_snapshot_of_it_writes_only_what_changed(tmp_path: Path) -> None
         assert kept and kept != set(member.chunks), "the shard of the first 512 logs is written once"
 
 
+async def test_its_books_of_payload_do_not_grow_with_its_commands(tmp_path: Path) -> None:
+    """It keeps none: a snapshot of it looks through the whole of what is not dead."""
+    async with cluster(tmp_path, 1, catalog=True) as run:
+        await founded(run, 1)
+        for number in range(40):
+            await run.create(f"g{number}")
+        member = run.nodes[1].system.members[catalog_uid("testing")]
+        ranges = list(member.liveness.live_ranges(member.raft.applied))
+        assert member.raft.applied > 40 and len(ranges) <= 1, ranges
+
+
 async def test_one_node_alone_has_one_too(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, catalog=True) as run:
         await founded(run, 1)
