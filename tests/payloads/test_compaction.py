@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from logyard.payloads.compaction import MigrateJob, _fresh, choose_rewrite, run_migrate
-from logyard.payloads.layout import SourceRow
+from logyard.payloads.compaction import MigrateJob, RewriteJob, _fresh, _Survivors, choose_rewrite, run_migrate
+from logyard.payloads.layout import ENTRY_ROW, SourceRow, entry_value, plan
 from logyard.payloads.store import GenerationInfo, PayloadStore
 from logyard.payloads.writing import GenerationConfig, JobState
 from logyard.protocol.errors import JobStale, StoreFull
@@ -154,6 +154,27 @@ def test_rewrite_crashes_at_every_step_lose_nothing(tmp_path: Path) -> None:
         check_counters(again)
         again.close()
         shutil.rmtree(tmp_path / f"crash-{at}")
+
+
+def test_survivors_of_a_home_are_those_of_its_entries(tmp_path: Path) -> None:
+    """From any of them to any other, with all of their units."""
+    store = open_store(tmp_path / "payloads")
+    source = Source([made(7, index, [100, 5000]) for index in range(1, 6)])
+    store.adopt(store.run(store.migrate_job(source.ranges()), source.read))
+    run = store.home(7, 1)
+    assert run is not None
+    survivors = _Survivors(store.catalog.get(1), RewriteJob(9, 2, 1, [(7, 1, 5, run.run)], []))
+    for first in range(1, 6):
+        for last in range(first, 6):
+            found = [(row.index, row.live_units) for row in survivors.read(7, first, last)]
+            assert found == [(index, {0, 1}) for index in range(first, last + 1)]
+    store.close()
+
+
+def test_reserved_fields_of_an_entrys_row_are_zero() -> None:
+    row = made(7, 3, [100]).row()
+    fields = ENTRY_ROW.unpack_from(entry_value(b"key", 3, b"data", plan(row), [bytes(100)]))
+    assert fields[1:] == (3, 0, 4, 1, 0, 100)
 
 
 def test_a_job_whose_beginning_is_gone_must_be_built_anew(tmp_path: Path) -> None:
