@@ -6,7 +6,7 @@ follows is a torn one to everybody (law 8).
 
 from __future__ import annotations
 
-from logyard.engine.log.record import DATA_START
+from logyard.engine.log.record import BLOCK, DATA_START
 
 from .cluster import Host
 from .files import File
@@ -40,7 +40,8 @@ class RotFaults(Ground):
         return self.draw.choice(found) if found else None
 
     def _spoil(self, file: File, low: int, high: int) -> bool:
-        """A bit, or a sector of zeros, within these bytes; False when there are none."""
+        """A bit, or at most a sector of zeros, within these bytes and one block; False when there are none. Its last
+        two at once could be two batches of a log: the younger one is what tells the older from a torn tail."""
         high = min(high, len(file.seen))
         if low >= high:
             return False
@@ -48,7 +49,8 @@ class RotFaults(Ground):
         zeros = self.draw.random() < 0.3
         for data in (file.seen, file.held):
             if zeros:
-                data[at : min(high, at + 512)] = bytes(min(high, at + 512) - at)
+                end = min(high, at + 512, (at // BLOCK + 1) * BLOCK)
+                data[at:end] = bytes(end - at)
             else:
                 data[at] ^= 1 << self.draw.randrange(8)
         return True
