@@ -181,7 +181,7 @@ async def test_others_have_their_turn_while_many_groups_are_woken_to_be_moved(mo
     roused: list[int] = []
     seen: list[int] = []
     looked: list[dict[int, Any]] = []
-    moves = {number: SimpleNamespace(uid=100 + number) for number in range(1, 20)}
+    moves = {number: SimpleNamespace(uid=100 + number) for number in range(1, 101)}
     plan = SimpleNamespace(rows=Rows(moves), of={move.uid: number for number, move in moves.items()})
     monkeypatch.setattr(keeping, "plan_of", lambda catalog: plan)
     here: Any = SimpleNamespace(cluster="c", members={101: None})
@@ -190,16 +190,17 @@ async def test_others_have_their_turn_while_many_groups_are_woken_to_be_moved(mo
     monkeypatch.setattr(keeper, "_may_move", lambda catalog: True)
 
     async def watch() -> None:
-        while len(roused) < 18:
+        while len(roused) < 99:
             seen.append(len(roused))
             await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         await keeper._move(cast(Any, None))
-    assert sorted(roused) == list(range(102, 120)) and looked == [moves]
+    assert sorted(roused) == list(range(102, 201)) and looked == [moves]
     steps = [after - before for before, after in pairwise([*seen, len(roused)])]
-    assert max(steps) <= WOKEN_AT_ONCE, "a few at a time"
+    # Of two tasks that take turns one may be first in one turn and last in the next.
+    assert max(steps) <= 2 * WOKEN_AT_ONCE, "a few at a time"
 
 
 class Rows:
