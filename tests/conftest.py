@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from logyard.service import local_cluster
+
 # The machines that run this are shared and noisy: an example may take long without being wrong.
 settings.register_profile("logyard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("logyard")
@@ -18,6 +20,7 @@ settings.load_profile("logyard")
 MEMORY = "/dev/shm"
 MEMORY_BYTES = 4 << 30
 """What a run may need there at its widest: four workers with a cluster of preallocated files each."""
+WORKERS_MAX = 8
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,8 +31,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    share_ports(os.environ.get("PYTEST_XDIST_WORKER", ""))
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+
+
+def share_ports(worker: str) -> None:
+    """Give each worker ports of its own: those of a node that is down look free to whoever draws some, and are in use
+    when it starts again."""
+    number = worker.removeprefix("gw")
+    if number.isdigit():
+        low, high = local_cluster.PORTS
+        width = (high - low) // WORKERS_MAX
+        low += int(number) % WORKERS_MAX * width
+        local_cluster.PORTS = low, low + width
 
 
 @pytest.hookimpl(tryfirst=True)
