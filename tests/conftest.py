@@ -21,6 +21,7 @@ MEMORY = "/dev/shm"
 MEMORY_BYTES = 4 << 30
 """What a run may need there at its widest: four workers with a cluster of preallocated files each."""
 WORKERS_MAX = 8
+"""Workers whose ports lie apart; of more than these some share theirs."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -441,8 +441,7 @@ class Keeper:
         if catalog is None:
             return None
         planner = planner_of(await self._seen_in(catalog))
-        for _ in planner.steps():
-            await trio.sleep(0)
+        await in_turns(planner.steps())
         return planner.found()
 
     async def _seen_in(self, catalog: Catalog) -> Seen:

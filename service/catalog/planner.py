@@ -20,6 +20,7 @@ from logyard.machines.catalog.logs import LIVE, RESERVED, SYSTEM, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, REMOVED, SILENT, Node
 
 from .silence import too_many
+from .steps import Steps
 
 T = TypeVar("T")
 
@@ -115,7 +116,7 @@ class Planner:
             pass
         return self.found()
 
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Steps[None]:
         """Make the plan, in steps of `ROWS_AT_ONCE` logs, which are a millisecond or two: others have their turn in
         between."""
         yield from self._load_rows()

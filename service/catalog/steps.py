@@ -1,4 +1,5 @@
-"""Work in steps, for whoever has much to look at: others have their turn in between."""
+"""Work in steps, for whoever has much to look at: others have their turn in between, so what an earlier step read may
+have changed. Called by the keeper; its planner, reconciler and sleepers work so."""
 
 from __future__ import annotations
 

@@ -71,3 +71,11 @@ def test_the_newest_copy_is_recovered(
     code, found = recovered(monkeypatch, yard)
     assert code == 0 and found["node"] == best and found["copies"] == [3, 4] and found["paused"]
     assert yard.told == [("shrink", "_catalog", best), ("plan", "pause")]
+
+
+def test_where_a_leader_is_heard_nothing_is_recovered_and_the_rest_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a recovery that was cut short of its second half: the one voter that is left leads."""
+    yard = Yard({3: copy(7, 90), 4: copy(7, 100, leader=4)})
+    code, found = recovered(monkeypatch, yard)
+    assert code == 1 and not found["ok"] and yard.told == []
+    assert "nodes [4] hear a leader" in str(found) and "logyard plan pause" in str(found)
