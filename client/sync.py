@@ -73,7 +73,7 @@ class Yard(AdminVerbs, TopicVerbs):
     """The cluster as a blocking client sees it; admin verbs are in `_sync.admin`. Safe to share among threads."""
 
     __slots__ = (
-        "timeout", "retry", "exactly_once", "_context", "_routes", "_idle", "_lock", "_chance", "_closed", "_client",
+        "timeout", "retry", "exactly_once", "_context", "_routes", "_idle", "_lock", "_chance", "closed", "_client",
         "_session_ttl", "_sessions",
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ class Yard(AdminVerbs, TopicVerbs):
         self._idle: dict[tuple[str, int], list[Connection]] = {}
         self._lock = threading.Lock()
         self._chance = random.Random()
-        self._closed = False
+        self.closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -114,13 +114,13 @@ class Yard(AdminVerbs, TopicVerbs):
         deadline = time.monotonic() + CLOSE_S
         for (name, _), session in list(self._sessions.items()):
             left = deadline - time.monotonic()
-            number = session.close() if left > 0 and not self._closed else 0
+            number = session.close() if left > 0 and not self.closed else 0
             if number:
                 # What is left open ends by itself.
                 with suppress(LogyardError):
                     self.run(close_call(name, number), left)
         with self._lock:
-            self._closed = True
+            self.closed = True
             idle, self._idle = self._idle, {}
         for connections in idle.values():
             for connection in connections:
@@ -363,7 +363,7 @@ class Yard(AdminVerbs, TopicVerbs):
 
     def _take(self, address: tuple[str, int], deadline: float) -> Connection:
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise LogyardError("the client is closed")
             idle = self._idle.get(address, [])
             while idle:
@@ -384,7 +384,7 @@ class Yard(AdminVerbs, TopicVerbs):
         if not broken and not connection.channel.pending:
             with self._lock:
                 idle = self._idle.setdefault(connection.address, [])
-                if not self._closed and len(idle) < IDLE_CONNECTIONS:
+                if not self.closed and len(idle) < IDLE_CONNECTIONS:
                     idle.append(connection)
                     return
         elif broken:

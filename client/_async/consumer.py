@@ -73,6 +73,10 @@ def passing(error: LogyardError) -> bool:
 class ConsumersYard(TopicsYard, Protocol):
     """A yard, as consumers need it."""
 
+    @property
+    def closed(self) -> bool:
+        """Return whether its connections are gone for good."""
+
     def background(self, task: Callable[[], Any]) -> None:
         """Run something beside the caller until it returns, or the yard ends."""
 
@@ -573,14 +577,14 @@ class GroupConsumer:
     async def _beats(self) -> None:
         """Say that it lives while the loop's body runs: a task, or a thread."""
         period = min(self.ttl / 4, BEAT_S_MAX)
-        while not self.closed and self.failure is None:
+        while not self.closed and self.failure is None and not self.yard.closed:
             await self.yard.pause(period)
             now, own = self.yard.clock(), self._own
             if now - self._called > AWAY_S:
                 # A loop that comes back after all has it begin again.
                 self._beating = False
                 return
-            if self.closed or not own.member or now < self._beat_at:
+            if self.closed or self.yard.closed or not own.member or now < self._beat_at:
                 continue
             member = own.member
             command = beat_command(self.group, self.member, member, own.version)

@@ -12,6 +12,7 @@ import msgpack
 
 PUT = 1
 """``[PUT, key, value, lease, flags]``: value is bytes, ``[record, size, digest]`` of a payload, or nil: keep it."""
+PUT_ELEMENTS = 5
 DELETE = 2
 """``[DELETE, key, end, flags]``"""
 RANGE = 3
@@ -157,9 +158,22 @@ def unpacked(data: bytes) -> list[Any]:
     return found
 
 
-def parse(data: bytes, index: int, first: int, records: int) -> Command:
-    """Return a command whose own records are ordinals `first` up to `first` + `records` of entry `index`."""
-    found = unpacked(data)
+def is_plain(found: list[Any]) -> bool:
+    """Tell whether a put is all in order and has no payload, no lease and no flags."""
+    if len(found) != PUT_ELEMENTS:
+        return False
+    _, key, value, lease, flags = found
+    return (
+        lease == 0 == flags
+        and type(lease) is type(flags) is int
+        and type(key) is type(value) is bytes
+        and 0 < len(key) <= KEY_BYTES_MAX
+        and len(value) <= INLINE_BYTES_MAX
+    )
+
+
+def parse(found: list[Any], index: int, first: int, records: int) -> Command:
+    """Return an unpacked command whose own records are ordinals `first` up to `first` + `records` of entry `index`."""
     if found[0] in NUMBERS:
         return _order(found)
     return operation(found, index, first, records, 0)
@@ -177,7 +191,7 @@ def operation(found: Any, index: int, first: int, records: int, depth: int) -> O
     if type(found) is not list or not found or type(found[0]) is not int:
         raise Refusal("bad_request", "an operation is an array that begins with its number")
     code = found[0]
-    if code == PUT and len(found) == 5:
+    if code == PUT and len(found) == PUT_ELEMENTS:
         _, key, value, lease, flags = found
         if type(value) is not bytes:
             value = _payload(value, index, first, records)

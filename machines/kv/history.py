@@ -44,7 +44,11 @@ def value_bytes(version: Version | None) -> int:
 
 def event_bytes(event: Event) -> int:
     """Return what dropping an event gives back: its share of memory and the value that nobody can read any more."""
-    return EVENT_BYTES + len(event[0][KEY]) + value_bytes(event[1])
+    version, before = event
+    value = None if before is None else before[VALUE]
+    if type(value) is bytes:
+        return EVENT_BYTES + len(version[KEY]) + len(value)
+    return EVENT_BYTES + len(version[KEY]) + value_bytes(before)
 
 
 class Captured(NamedTuple):
@@ -84,10 +88,11 @@ class History:
 
     def append(self, events: Events) -> None:
         """Append the events of revision `end`."""
-        if not (self.end - self._base) & (CHUNK - 1):
+        end = self.end
+        if not (end - self._base) & (CHUNK - 1):
             self._chunks.append([])
         self._chunks[-1].append(events)
-        self.end += 1
+        self.end = end + 1
         for event in events:
             self.size += event_bytes(event)
 

@@ -34,6 +34,7 @@ from .command import (
     KEYS_ONLY,
     LEASES,
     PURGE,
+    PUT,
     RANGE,
     REFERENCES,
     REVOKE,
@@ -45,6 +46,7 @@ from .command import (
     Put,
     Range,
     Refusal,
+    is_plain,
     number,
     parse,
     range_of,
@@ -151,7 +153,12 @@ class KV:
     def _operation(self, context: Context, data: bytes, first: int, records: int) -> bytes:
         state = self.state
         try:
-            command = parse(data, context.index, first, records)
+            asked = unpacked(data)
+            if asked[0] == PUT and is_plain(asked) and state.put_plain(asked[1], asked[2]):
+                # Most of what comes: there is nothing to decide, and no payload.
+                written: bytes = pack((0, state.revision, None))
+                return written
+            command = parse(asked, context.index, first, records)
             if isinstance(command, Order):
                 found = self._order(context, command)
             else:
@@ -164,14 +171,6 @@ class KV:
 
     def _write(self, command: Operation, index: int) -> tuple[Any, ...]:
         state = self.state
-        if type(command) is Put:
-            # Most of what comes: there is nothing to decide, and it is its own only leaf.
-            txn.check(state, command)
-            found = txn.perform(state, command)
-            state.commit()
-            if type(command.value) is tuple:
-                self.keeping.keep(command.value[1])
-            return found
         planned = txn.plan(state, command)
         txn.check(state, planned)
         found = txn.perform(state, planned)

@@ -63,7 +63,7 @@ class Blocking(Yard):
     """The same for the blocking client."""
 
     def __init__(self, there: dict[int, str]) -> None:
-        self._lock, self._closed, self._chance = threading.Lock(), False, random.Random(1)
+        self._lock, self.closed, self._chance = threading.Lock(), False, random.Random(1)
         self._routes, self._idle = Routes(["a:1"]), {}
         self._routes.told(OLD)
         self.there = there

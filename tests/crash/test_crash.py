@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import partial
 from pathlib import Path
@@ -103,6 +104,18 @@ def test_the_judge_knows_what_was_lost_doubled_or_made_up() -> None:
     assert "nobody appended" in judge("log", 0, [one, two, other], want, None)[0]
     assert "begins at" in judge("log", 2, [], want, None)[0]
     assert "first recovery" in judge("log", 0, [one, two, three], want, 2)[0]
+
+
+def test_the_judge_knows_that_a_deleted_name_is_made_anew() -> None:
+    want = Expected()
+    for what in ("create", "delete"):
+        for when in ("do", "done"):
+            want.take(json.dumps({when: what, "log": "a"}).encode())
+    assert want.gone == want.leaving == {"a"}
+    want.take(b'{"do": "create", "log": "a"}')
+    assert not want.made | want.leaving | want.gone, "it may be there or not"
+    want.take(b'{"done": "create", "log": "a"}')
+    assert want.made == {"a"} and not want.leaving | want.gone
 
 
 def test_a_log_that_does_not_sync_is_caught(tmp_path: Path) -> None:

@@ -47,6 +47,9 @@ class Expected:
         row = json.loads(data)
         log = row["log"]
         if row.get("do") == "create":
+            # A name that was deleted may be made anew: until that is done it is there or not.
+            for names in (self.made, self.leaving, self.gone):
+                names.discard(log)
             self.asked[log], self.acknowledged[log] = set(), {}
             self.start_least[log] = self.start_most[log] = 0
             self.batches.setdefault(row.get("batch", 0), set()).add(log)

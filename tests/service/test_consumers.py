@@ -335,6 +335,22 @@ async def test_a_blocking_consumer_that_nobody_closed_has_no_thread_for_good(
         await trio.to_thread.run_sync(work)
 
 
+async def test_a_client_that_is_closed_leaves_no_thread_of_a_consumer(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, servers):
+
+        def work() -> None:
+            with connect_sync(servers) as yard:
+                yard.topic("orders").create(1)
+                yard.topic("orders").send_many([(b"k", b"", None)])
+                assert next(yard.consume("orders", group="g", ttl=1)).offset == 0
+                assert threads()
+            for one in threads():
+                one.join(20)
+            assert not threads()
+
+        await trio.to_thread.run_sync(work)
+
+
 def threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "logyard consumer" and one.is_alive()]
 

@@ -431,3 +431,26 @@ def test_a_question_for_one_key_is_answered_as_a_range_of_it_is() -> None:
                 long = msgpack.packb((RANGE, key, end, revision, 0))
                 one, other = (msgpack.unpackb(machine.fetch(asked, 0).answer) for asked in (short, long))
                 assert one == other or one[0] == other[0] == 1, (key, end, revision)
+
+
+def test_a_plain_put_does_what_one_within_a_transaction_does() -> None:
+    alone, within = Driver(), Driver()
+    for driver in (alone, within):
+        driver.do(GRANT, 3, 60_000)
+    steps: list[tuple[object, ...]] = [
+        (PUT, key, value, lease, flags)
+        for key in (b"a", b"b", b"", b"k" * 16_384, b"k" * 16_385, "a", 7)
+        for value in (b"", b"1", b"v" * 65_536, b"v" * 65_537, None, "1", [1])
+        for lease in (0, 3, 0, 9, -1, False, 0.0)
+        for flags in (0, PREVIOUS, KEEP_LEASE, False, "")
+    ]
+    random.Random(5).shuffle(steps)
+    for number, step in enumerate(steps[:1500]):
+        reply, other = alone.do(*step), within.do(TXN, [], [list(step)], [])
+        if other[0] == 0:
+            other = [0, other[1], other[3][0][1]]
+        assert reply == other, step
+        if number % 7 == 0:
+            assert alone.do(DELETE, b"a", b"", 0) == within.do(DELETE, b"a", b"", 0)
+    assert alone.machine.snapshot() == within.machine.snapshot()
+    alone.check()
