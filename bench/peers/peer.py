@@ -26,6 +26,7 @@ READY_S = 60.0
 STOP_S = 15.0
 TAIL_LINES = 4
 SAY_S = 20.0
+PUT, GET, WATCH = "put", "get", "watch"
 
 
 class PeerFailed(Exception):
@@ -41,7 +42,8 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every system is asked: appends of `size` bytes by `clients` with a window each over `logs`, for so long."""
+    """What every system is asked: appends of `size` bytes by `clients` with a window each over `logs`, for so long.
+    `mode`, of those that have keys: GET reads what was put; WATCH has `watchers` of one key that one client puts."""
 
     clients: int
     window: int
@@ -51,6 +53,8 @@ class Load:
     warmup_s: float
     rate: float = 0.0
     processes: int = 1
+    mode: str = PUT
+    watchers: int = 0
 
 
 class PeerSpec(NamedTuple):
@@ -68,6 +72,8 @@ class PeerSpec(NamedTuple):
     seconds: float
     rate: float
     nodes: int
+    mode: str = PUT
+    watchers: int = 0
 
 
 class Peer:
@@ -130,14 +136,16 @@ class Peer:
 
     def specs(self, load: Load) -> list[PeerSpec]:
         """Return what each load process does."""
-        processes = min(load.processes, load.clients)
+        watch = load.mode == WATCH
+        processes = min(load.processes, load.watchers if watch else load.clients)
+        watchers = shares(load.watchers, processes) if watch else [0] * processes
         names = [f"bench-{number:06d}" for number in range(load.logs)]
         return [
             PeerSpec(
                 self.name, self.addresses, names, load.size, clients, load.window, os.getpid(), lane, load.warmup_s,
-                load.seconds, load.rate * clients / load.clients, self.nodes,
+                load.seconds, load.rate * clients / load.clients, self.nodes, load.mode, watchers[lane],
             )
-            for lane, clients in enumerate(shares(load.clients, processes))
+            for lane, clients in enumerate([1] * processes if watch else shares(load.clients, processes))
         ]  # fmt: skip
 
     def drive(self, load: Load, specs: Sequence[PeerSpec], say: Callable[[str], None]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ def plan(cases: Sequence[Case], systems: Sequence[str], rounds: int, ours: str) 
     """Return all samples in order: rounds alternate between the systems, and each begins with another one."""
     found = []
     for case in cases:
-        asked = [system for system in systems if case.for_rivals or system == ours]
+        asked = [system for system in systems if system == ours or case.is_for(system)]
         for number in range(rounds):
             at = number % len(asked)
             found += [Sample(case.name, system, number + 1) for system in asked[at:] + asked[:at]]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 MIB = 1 << 20
 OURS = "logyard"
+KV_RIVALS = ("etcd", "etcd-debian")
+"""Who has keys, reads that are linearizable, and watches."""
 
 
 class SuiteFailed(Exception):
@@ -24,9 +26,9 @@ class BadSuite(SuiteFailed):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row. `kind` names who runs it (`suite.ours`); rivals run the kind append alone, and only without a delay
-    that cannot be given to them. `figure` is the key that is compared, `unit` what it is in, and `more` whether more
-    of it is better."""
+    """One row. `kind` names who runs it (`suite.ours`); rivals run the kind append, those of `rivals` this one too, and
+    only without a delay that cannot be given to them. `figure` is the key that is compared, `unit` what it is in, and
+    `more` whether more of it is better."""
 
     name: str
     told: str
@@ -37,11 +39,11 @@ class Case:
     unit: str = "/s"
     more: bool = True
     sync_delay_ms: float = 0.0
+    rivals: tuple[str, ...] = ()
 
-    @property
-    def for_rivals(self) -> bool:
-        """Whether a rival can be asked the same."""
-        return self.kind == "append" and not self.sync_delay_ms
+    def is_for(self, rival: str) -> bool:
+        """Return whether a rival can be asked the same."""
+        return (self.kind == "append" or rival in self.rivals) and not self.sync_delay_ms
 
 
 def _append(name: str, told: str, *, nodes: int = 3, delay: float = 0.0, **settings: object) -> Case:
@@ -81,9 +83,17 @@ CASES: tuple[Case, ...] = (
         )
     ),
     # KV and queues.
-    Case("kv-put", "put 256 B, 64 clients", "kv", settings={"mode": "put"}),
-    Case("kv-get", "linearizable get 256 B, 64 clients", "kv", settings={"mode": "get"}),
-    Case("watch-1000", "one key with 1,000 watchers: events", "kv", settings={"mode": "watch", "watchers": 1000}),
+    *(
+        Case(f"kv-{mode}{name}", f"{told} 256 B, 64 clients{where}", "kv", settings={"mode": mode, **shape},
+             rivals=KV_RIVALS)
+        for name, where, shape in (("", "", {}), ("-4p", " in 4 processes", {"processes": 4}))
+        for mode, told in (("put", "put"), ("get", "linearizable get"))
+    ),
+    *(
+        Case(f"watch-1000{name}", f"one key with 1,000 watchers{where}: events", "kv",
+             settings={"mode": "watch", "watchers": 1000, **shape}, rivals=KV_RIVALS)
+        for name, where, shape in (("", "", {}), ("-4p", " in 4 processes", {"processes": 4}))
+    ),
     Case("queue-256", "256 B published, 4 x 256, consumed meanwhile", "queue", 1),
     Case("queue-64k", "64 KiB published, 4 x 16, consumed meanwhile", "queue", 1,
          {"size": 65_536, "window": 16}),

@@ -273,7 +273,7 @@ def test_cluster_tells_the_catalogue_what_nodes_tell_it() -> None:
 def test_kv_runs_under_asyncio(tmp_path: Path, mode: str) -> None:
     found = bench(
         "kv", "--mode", mode, "--nodes", "1", "--clients", "4", "--keys", "5", "--watchers", "20", "--seconds", "1",
-        "--warmup", "0.2", "--runtime", "asyncio", "--dir", str(tmp_path / "nodes"),
+        "--warmup", "0.2", "--processes", "2", "--runtime", "asyncio", "--dir", str(tmp_path / "nodes"),
     )  # fmt: skip
     assert found["ok"] is True and found["runtime"] == "asyncio"
     assert found["lost"] == found["failed"] == 0 and found["verified"] > 0 and found["ops_per_s"] > 10

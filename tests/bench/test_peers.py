@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from logyard.bench.peers import etcd, nats, rabbitmq, redis, zookeeper
 from logyard.bench.peers.catalogue import MODULES, contenders, load_of, peer_of
-from logyard.bench.peers.load import PeerLoad, Wire
-from logyard.bench.peers.peer import Load, PeerFailed, PeerSpec
+from logyard.bench.peers.load import PeerLoad, WatchLoad, Wire
+from logyard.bench.peers.peer import GET, WATCH, Load, PeerFailed, PeerSpec
 from logyard.bench.suite.table import PROFILES, RIVALS, case_of
 
 SPEC = PeerSpec("none", [], ["bench-000000"], 64, 2, 1, 1, 0, 0.0, 1.0, 0.0, 3)
@@ -50,6 +52,7 @@ def test_as_shipped_is_a_row_of_its_own_where_it_differs(monkeypatch: pytest.Mon
 def test_a_rival_is_asked_what_we_are() -> None:
     load = load_of(case_of("logs-1000"), PROFILES["standard"], 2)
     assert load == Load(5, 500, 256, 1000, 20.0, 2.0, 0.0, 2)
+    assert load_of(case_of("kv-get-4p"), PROFILES["full"], 4) == Load(64, 1, 256, 1, 15.0, 2.0, 0.0, 4, GET)
 
 
 def test_clients_are_spread_over_the_load_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +94,6 @@ async def loaded(make: Any, spec: PeerSpec = SPEC) -> tuple[Wire, PeerLoad, Tran
 
 
 def run(check: Any) -> None:
-    import asyncio
-
     asyncio.run(check())
 
 
@@ -189,6 +190,67 @@ def test_etcd_sends_no_more_than_its_windows_allow() -> None:
         assert load.acknowledged == 1
         submit(wire, load, 1)
         wire.data_received(etcd.frame(etcd.HEADERS, 5, 3, b"grpc-status 8"))
-        assert load.acknowledged == 1 and "refused a put" in load.problems[0]
+        assert load.acknowledged == 1 and "refused a call" in load.problems[0]
+
+    run(check)
+
+
+def test_etcd_counts_what_each_watcher_sees_up_to_the_last_write() -> None:
+    async def check() -> None:
+        spec = SPEC._replace(mode=WATCH, watchers=2, warmup_s=0.0, seconds=0.05)
+        wire, transport = etcd.EtcdWatchWire(spec), Transport()
+        wire.transport = cast(Any, transport)
+        load = WatchLoad(spec, [wire])
+        wire.serve(load)
+        wire.hello()
+
+        def tell(*fields: bytes) -> None:
+            """The same to both, cut where a frame may be cut."""
+            told = etcd.message(*fields)
+            for stream in (1, 3):
+                wire.data_received(
+                    etcd.frame(etcd.DATA, 0, stream, told[:3]) + etcd.frame(etcd.DATA, 0, stream, told[3:])
+                )
+
+        def event(number: int) -> bytes:
+            kv = etcd.field(b"\x0a", b"bench-000000") + b"\x10\x02" + etcd.field(b"\x2a", load.workload.body(number))
+            return etcd.field(b"\x5a", etcd.field(b"\x12", kv))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(load.run())
+            await asyncio.sleep(0)
+            assert transport.sent.count(b"Watch/Watch") == 2 and b"KV/Put" not in transport.sent
+            tell(etcd.field(b"\x0a", b"header"), b"\x10\x07\x18\x01")
+            while b"KV/Put" not in transport.sent:
+                await asyncio.sleep(0)
+            now = time.perf_counter_ns()
+            tell(event(now - 2_000_000), event(now - 1_000_000))
+            while not load.over:
+                stream = wire.stream
+                wire.data_received(etcd.frame(etcd.DATA, 0, stream, bytes(5)) + etcd.frame(etcd.HEADERS, 5, stream))
+                await asyncio.sleep(0)
+            assert not load.drained.is_set()
+            tell(event(0))
+        assert (load.acknowledged, load.counted, load.ended, load.problems) == (4, 4, 2, [])
+        wire.data_received(etcd.frame(etcd.HEADERS, 5, 1, b"grpc-status 14"))
+        assert "ended a watch" in load.problems[0]
+
+    run(check)
+
+
+def test_etcd_reads_what_it_put_and_a_get_without_its_value_is_a_failure() -> None:
+    async def check() -> None:
+        wire, load, transport = await loaded(etcd.WIRE, SPEC._replace(mode=GET))
+        wire.hello()
+        young = 2 * etcd.KEYS + SPEC.clients
+        for at in range(young + 2):
+            stream, transport.sent = 2 * at + 1, b""
+            submit(wire, load, 1)
+            assert (b"KV/Range" in transport.sent) == (at >= etcd.KEYS)
+            assert (b"\x12\x40" in transport.sent) == (at < etcd.KEYS), "a get sends no value"
+            assert not load.problems
+            answer = bytes(64 if at == young else 5)
+            wire.data_received(etcd.frame(etcd.DATA, 0, stream, answer) + etcd.frame(etcd.HEADERS, 5, stream))
+        assert "without its value" in load.problems[0] and load.acknowledged == young + 1
 
     run(check)

@@ -12,10 +12,10 @@ import pytest
 from logyard.bench.settings import AppendSettings
 from logyard.bench.suite import ours, run
 from logyard.bench.suite.figures import compare, rows
-from logyard.bench.suite.run import Contender, run_suite
+from logyard.bench.suite.run import Contender, make, run_suite
 from logyard.bench.suite.samples import Sample, Samples, plan
 from logyard.bench.suite.sync_delay import delayed_environment
-from logyard.bench.suite.table import CASES, OURS, PROFILES, BadSuite, Profile, SuiteFailed, case_of
+from logyard.bench.suite.table import CASES, OURS, PROFILES, BadSuite, Case, Profile, SuiteFailed, case_of
 
 TINY = Profile("tiny", "for tests", ("closed-256", "recover-100"), 3, 0.1, 0.0)
 
@@ -72,7 +72,25 @@ def test_rounds_alternate_and_begin_with_another_system_each() -> None:
 
 def test_a_rival_is_not_asked_with_a_delay_that_it_cannot_have() -> None:
     case = case_of("closed-256-sync-1ms")
-    assert case.sync_delay_ms == 1.0 and not case.for_rivals
+    assert case.sync_delay_ms == 1.0 and not case.is_for("etcd")
+
+
+def test_a_rival_with_keys_is_asked_for_them_alone() -> None:
+    for name in ("kv-put", "kv-get", "kv-put-4p", "kv-get-4p", "watch-1000-4p"):
+        assert case_of(name).is_for("etcd") and not case_of(name).is_for("ra")
+    assert not case_of("queue-256").is_for("etcd")
+
+
+def test_a_case_that_says_how_many_load_processes_has_so_many(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def run_one(case: Case, profile: Profile, directory: Path, processes: int) -> dict[str, Any]:
+        asked.append(processes)
+        return {"ops_per_s": 1.0, "client_cpu_s": 100.0, "seconds": 1.0}
+
+    for name in ("kv-get-4p", "kv-get"):
+        make(case_of(name), Contender(OURS, "1", run_one), TINY, tmp_path / "work", 1)
+    assert asked == [4, 1, 2], "the load was what was busy: only where the case leaves it open there is more of it"
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
