@@ -11,6 +11,7 @@ import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from .load import WatchLoad, Wire, asked, free_ports
 from .peer import GET, WATCH, Peer, PeerSpec, said_by
@@ -215,8 +216,8 @@ class EtcdWatchWire(EtcdWire):
 
     def told(self, response: bytes) -> None:
         """Take one WatchResponse: `created` is its field 3, an event its field 11, whose `kv` (2) has the value (5)."""
-        load = self.load
-        assert isinstance(load, WatchLoad)
+        # By name: in a load process the module of this class is also the main one.
+        load = cast("WatchLoad", self.load)
         for number, found in fields_of(response):
             if number == 3 and found:
                 load.created()
