@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 VICTIM = 1
 TRANSFERS = 64
-TRIES = 3
+TRIES, PAUSE_S = 10, 1.0
 FAILOVER_S_MAX = 60.0
 STEADY_S_MAX = 60.0
 WATCH_S = 0.05
@@ -236,6 +236,7 @@ async def gather_leaderships(yard: Yard, names: Sequence[str]) -> None:
                     # Of very many that wake at once one may be too slow.
                     if not more:
                         raise
+                    await trio.sleep(PAUSE_S)
 
     async with trio.open_nursery() as nursery:
         for name in names:
