@@ -113,9 +113,10 @@ def free_ports(count: int, first: int | None = None) -> list[int]:
         for number in range(count):
             probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             sockets.append(probe)
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 if first:
+                    # A node that ended a moment ago leaves connections behind, which are in nobody's way.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind(("127.0.0.1", first + number))
                 else:
                     _bind_any(probe)
@@ -129,6 +130,7 @@ def free_ports(count: int, first: int | None = None) -> list[int]:
 
 
 def _bind_any(probe: socket.socket) -> None:
+    """Bind to a drawn port. Not with SO_REUSEADDR: sockets that do not listen yet would share one."""
     draw = random.SystemRandom()
     for _ in range(PORTS_TRIED):
         try:

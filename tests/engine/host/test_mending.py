@@ -51,7 +51,7 @@ def metadata(c: Cluster, number: int, index: int, name: str = "log") -> bytes:
 
 
 def hurt_wal(c: Cluster, number: int, data: bytes) -> None:
-    assert sum(flip(path, data) for path in (c.path / f"node-{number}" / "wal").iterdir()) == 1
+    assert sum(flip(path, data) for path in (c.path / f"node-{number}" / "wal").glob("*.wal")) == 1
 
 
 def hurt_segments(c: Cluster, number: int, data: bytes) -> None:
@@ -723,7 +723,7 @@ async def test_a_read_that_meets_a_damaged_entry_without_payload_has_the_log_men
 
 def lose_batch(c: Cluster, number: int, data: bytes) -> None:
     """Zeros where a WAL batch of one block was: neither its header nor its trailer is left."""
-    (path,) = [path for path in (c.path / f"node-{number}" / "wal").iterdir() if data in path.read_bytes()]
+    (path,) = [path for path in (c.path / f"node-{number}" / "wal").glob("*.wal") if data in path.read_bytes()]
     at = path.read_bytes().index(data) // BLOCK * BLOCK
     with path.open("r+b") as file:
         file.seek(at)

@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 from logyard.client.sync import connect_sync
+from logyard.service import local_cluster
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
 
@@ -295,6 +296,13 @@ def test_every_file_of_a_data_directory_is_on_its_page(
         assert len(files) > 8
         assert [name for name in files if not any(fnmatch.fnmatchcase(name, pattern) for pattern in known)] == []
     ask("delete", "filed", "--yes")
+
+
+def test_no_port_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    low, high = local_cluster.PORTS
+    monkeypatch.setattr(local_cluster, "PORTS", (low, low + (high - low) // 4))
+    ports = free_ports(500)
+    assert len({*ports}) == 500
 
 
 def test_a_second_process_on_the_directory_is_refused(cluster: LocalCluster) -> None:
