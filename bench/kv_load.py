@@ -151,7 +151,7 @@ class KvLoad:
                     nursery.start_soon(work, client)
 
     async def _watch(self) -> None:
-        waiting = self.spec.watchers
+        waiting, writes = self.spec.watchers, 0
         everybody = self.runtime.event()
 
         async def watcher() -> None:
@@ -171,16 +171,24 @@ class KvLoad:
                 await everybody.wait()
                 self.start()
                 if self.spec.lane == WRITER:
-                    await self._write()
+                    writes = await self._write()
+        if self.spec.lane == WRITER and self.verified != writes * self.spec.watchers:
+            # They were all there before the first write; those of other processes need not have been.
+            self.lost += 1
+            self.problem(f"{self.spec.watchers} watchers saw {self.verified} events of {writes} writes")
         if scope.cancelled_caught:
             self.lost += 1
             self.problem("some watchers have not seen the last write")
 
-    async def _write(self) -> None:
-        """Put as long as is measured. A body's number is when its put began: other processes have the same clock."""
+    async def _write(self) -> int:
+        """Put as long as is measured; return how often, but for the last one. A body's number is when its put began:
+        other processes have the same clock."""
+        writes = 0
         while time.perf_counter() < self.measure_until:
             await self.kv.put(WATCHED, self.workload.body(time.perf_counter_ns()), timeout=TIMEOUT_S)
+            writes += 1
         await self.kv.put(WATCHED, self.workload.body(LAST), timeout=TIMEOUT_S)
+        return writes
 
     async def _follow(self, changes: Watch) -> None:
         """Count every version once, up to the last write."""
@@ -189,15 +197,18 @@ class KvLoad:
             now = time.perf_counter()
             found = change.events[0].kv
             began = None if found is None else self.workload.number_of(found.value)
-            if found is None or began is None or (last and found.version != last + 1):
+            if found is None or began is None:
                 self.lost += 1
-                self.problem(f"a watcher saw {found and found.version} after version {last}")
-            if found is not None:
-                last = found.version
+                self.problem("a watcher saw what nobody wrote")
+                continue
+            if last and found.version != last + 1:
+                self.lost += 1
+                self.problem(f"a watcher saw version {found.version} after {last}")
+            last = found.version
             if began == LAST:
                 return
             self.verified += 1
-            self.count((began or 0) / 1e9, now)
+            self.count(began / 1e9, now)
 
     def result(self, cpu_s: float) -> dict[str, Any]:
         """Return what the parent merges."""

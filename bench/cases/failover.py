@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 VICTIM = 1
 TRANSFERS = 64
-TRIES, PAUSE_S = 10, 1.0
 FAILOVER_S_MAX = 60.0
 STEADY_S_MAX = 60.0
 WATCH_S = 0.05
@@ -222,21 +221,11 @@ async def measure(settings: FailoverSettings, cluster: Cluster, say: Callable[[s
 
 async def gather_leaderships(yard: Yard, names: Sequence[str]) -> None:
     """Have the victim lead every log when this returns."""
-    from logyard.protocol.errors import LogyardError
-
     limit = trio.CapacityLimiter(TRANSFERS)
 
     async def move(name: str) -> None:
         async with limit:
-            for more in reversed(range(TRIES)):
-                try:
-                    await yard.transfer(name, VICTIM)
-                    return
-                except LogyardError:
-                    # Of very many that wake at once one may be too slow.
-                    if not more:
-                        raise
-                    await trio.sleep(PAUSE_S)
+            await yard.transfer(name, VICTIM)
 
     async with trio.open_nursery() as nursery:
         for name in names:

@@ -86,18 +86,20 @@ class EtcdWire(Wire):
         self.opened.set_result(None)
 
     def request(self, log: str, body: bytes) -> None:
+        """Put, or get what was put."""
+        self.number += 1
+        key = field(b"\x0a", f"{log}/{self.spec.lane}/{self.number % KEYS}".encode())
+        if self.spec.mode != GET or self.number <= KEYS:
+            self.call(self.put_head, key, field(b"\x12", body))
+            return
+        self.call(self.get_head, key)
+        if self.number > 2 * KEYS + self.spec.clients:
+            self.gets.add(self.stream)
+
+    def call(self, head: bytes, *fields: bytes) -> None:
         """Open a stream with one call."""
         self.stream += 2
-        self.number += 1
         self.under_way[self.stream] = self.waiting.pop()
-        fields = [field(b"\x0a", f"{log}/{self.spec.lane}/{self.number % KEYS}".encode())]
-        if self.spec.mode == GET and self.number > KEYS:
-            head = self.get_head
-            if self.number > 2 * KEYS + self.spec.clients:
-                self.gets.add(self.stream)
-        else:
-            head = self.put_head
-            fields.append(field(b"\x12", body))
         self.out.append(frame(HEADERS, END_HEADERS, self.stream, head))
         self.windows[self.stream] = self.first_window
         self.unsent[self.stream] = [memoryview(message(*fields))]
@@ -180,13 +182,8 @@ class EtcdWatchWire(EtcdWire):
         self.partial: dict[int, bytearray] = {}
 
     def request(self, log: str, body: bytes) -> None:
-        """Open a stream with one put."""
-        self.stream += 2
-        self.under_way[self.stream] = self.waiting.pop()
-        self.out.append(frame(HEADERS, END_HEADERS, self.stream, self.put_head))
-        self.windows[self.stream] = self.first_window
-        self.unsent[self.stream] = [memoryview(message(field(b"\x0a", log.encode()), field(b"\x12", body)))]
-        self.push(self.stream)
+        """Put the one key."""
+        self.call(self.put_head, field(b"\x0a", log.encode()), field(b"\x12", body))
 
     def watch(self, count: int) -> None:
         """Open streams that stay open."""

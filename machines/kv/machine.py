@@ -154,8 +154,9 @@ class KV:
         state = self.state
         try:
             asked = unpacked(data)
-            if asked[0] == PUT and is_plain(asked) and state.put_plain(asked[1], asked[2]):
+            if asked[0] == PUT and is_plain(asked):
                 # Most of what comes: there is nothing to decide, and no payload.
+                state.put_alone(asked[1], asked[2])
                 written: bytes = pack((0, state.revision, None))
                 return written
             command = parse(asked, context.index, first, records)

@@ -60,18 +60,19 @@ class State:
             self.leases.attach(lease, key)
         return previous
 
-    def put_plain(self, key: bytes, value: bytes) -> bool:
-        """Put a new version, without a lease, of a key that is there without one, as a revision of its own; return
-        False, with nothing changed, for any other key. What `put` and `commit` do, in one step."""
+    def put_alone(self, key: bytes, value: bytes) -> None:
+        """Put a new version, without a lease, as a revision of its own: `put` and `commit`, in one step where the key
+        is there without a lease, which is most of what comes."""
         keys = self.keys
         before = keys.get(key)
         if before is None or before[LEASE] or before[VALUE] is None:
-            return False
+            self.put(key, value, 0)
+            self.commit()
+            return
         revision = self.revision = self.revision + 1
         version = (key, revision, 0, before[CREATE], before[VERSION] + 1, 0, value)
         self.keys = keys.set(key, version)
         self.history.append(((version, before),))
-        return True
 
     def delete(self, key: bytes) -> Version | None:
         """Delete one key; return what it was, if it was there."""

@@ -6,6 +6,7 @@ import asyncio
 import struct
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -191,6 +192,21 @@ def test_etcd_sends_no_more_than_its_windows_allow() -> None:
         submit(wire, load, 1)
         wire.data_received(etcd.frame(etcd.HEADERS, 5, 3, b"grpc-status 8"))
         assert load.acknowledged == 1 and "refused a call" in load.problems[0]
+
+    run(check)
+
+
+def test_etcd_tells_a_load_whose_class_is_the_main_modules() -> None:
+    async def check() -> None:
+        wire, seen = etcd.EtcdWatchWire(SPEC._replace(mode=WATCH, watchers=1)), list[bytes]()
+        wire.transport = cast(Any, Transport())
+        wire.hello()
+        wire.serve(cast(Any, SimpleNamespace(seen=seen.append)))
+        wire.watch(1)
+        kv = etcd.field(b"\x2a", b"value")
+        told = etcd.message(etcd.field(b"\x5a", etcd.field(b"\x12", kv)))
+        wire.data_received(etcd.frame(etcd.DATA, 0, 1, told))
+        assert seen == [b"value"]
 
     run(check)
 
