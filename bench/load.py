@@ -54,6 +54,7 @@ class LoadSpec(NamedTuple):
     sample_one_in: int
     runtime: str = "trio"
     rate: float = 0.0
+    keep: int = 0
 
 
 class Flight:
@@ -185,14 +186,22 @@ class Load:
             self.drained.set()
 
     async def verify(self) -> tuple[int, int]:
-        """Read the sample back and compare; return (verified, lost or different)."""
+        """Read the sample back and compare; return (verified, lost or different). What a log did not have to keep, and
+        has given up, is neither."""
+        from logyard.protocol.errors import OutOfRange
+
         waiting = iter(self.sample)
         good = bad = 0
 
         async def reader() -> None:
             nonlocal good, bad
             for log, offset, number in waiting:
-                page = await self.logs[log].poll(offset, max_records=1, max_bytes=1)
+                try:
+                    page = await self.logs[log].poll(offset, max_records=1, max_bytes=1)
+                except OutOfRange:
+                    if self.spec.keep:
+                        continue
+                    raise
                 records = page.records
                 if records and records[0].offset == offset and records[0].payload == self.workload.body(number):
                     good += 1

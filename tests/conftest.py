@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -48,15 +49,25 @@ def share_ports(worker: str) -> None:
         local_cluster.PORTS = low, low + width
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Say which tests must run in one process when several share the work: all that share one Spark (one JVM), all
-    that look at the source (one parse), and those of a module that share a cluster or something else that it made."""
+    that look at the source (one parse), and those of a module that share a cluster or something else that it made. Of
+    a test of which a sample is enough, the cases after the first ones are long.
+
+    Only what wraps the others comes before xdist looks for groups, and pytest for the marks that are asked for. That
+    it does is looked at in `test_tidy`: without groups tests pass as well, each with a JVM or a cluster of its own."""
+    met: Counter[str] = Counter()
     for item in items:
+        if sample := item.get_closest_marker("sample"):
+            met[name := item.nodeid.partition("[")[0]] += 1
+            if met[name] > sample.args[0]:
+                item.add_marker(pytest.mark.long)
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
         elif not item.get_closest_marker("xdist_group") and shares(item):
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
+    yield
 
 
 def shares(item: pytest.Item) -> bool:

@@ -14,6 +14,7 @@ from .entry_cost import main
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.long
 def test_an_entry_is_a_handful_of_messages() -> None:
     # In a process of its own: it sets what the collector looks at.
     command = [sys.executable, "-m", "tests.entry_cost", "--logs", "3", "--seconds", "0.5", "--json"]

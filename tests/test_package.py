@@ -75,6 +75,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert "logyard = logyard.service.cli:main" in entry_points
 
 
+@pytest.mark.long
 def test_the_wheel_works_outside_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")

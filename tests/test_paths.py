@@ -16,6 +16,7 @@ MORE = 1.03
 """A tick that comes by in each of the rounds adds so much."""
 
 
+@pytest.mark.long
 def test_paths_are_measured() -> None:
     command = [sys.executable, "-m", "tests.paths", "--rounds", "10", "--json", "--files"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -220,3 +220,8 @@ def test_what_is_fine_passes() -> None:
 )
 def test_the_machine_path_pattern(line: str, found: bool) -> None:
     assert bool(MACHINE_PATH.search(line)) is found
+
+
+def test_the_tests_of_a_group_share_a_worker(request: pytest.FixtureRequest) -> None:
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@source"), "pytest-xdist does not see groups under this pytest"

@@ -55,12 +55,14 @@ def run_append(
     with connect_sync(cluster.addresses) as yard:
         say(f"creating {settings.logs} logs on {cluster.count} nodes")
         setup_s = create_logs(yard, cluster, settings.logs)
+        for name in log_names(settings.logs if settings.keep else 0):
+            yard.log(name).retain(bytes=settings.keep)
         before = statuses(yard, cluster)
         meter = Meter(cluster.pids)
         results = run_processes(specifications(settings, cluster), say)
         used = meter.figures(sum(int(result["acknowledged"]) for result in results))
         after = statuses(yard, cluster)
-        stored = sum(yard.log(name).latest()[1] for name in log_names(settings.logs))
+        bounds = [yard.log(name).latest() for name in log_names(settings.logs)]
     figures = append_figures(
         results, size=settings.size, clients=settings.clients, window=settings.window, seconds=settings.seconds
     )
@@ -68,7 +70,9 @@ def run_append(
         sum(int(one[key]) for one in after) - sum(int(one[key]) for one in before) for key in ("fdatasyncs", "commit")
     )
     different = sum(int(result["lost"]) for result in results)
-    lost = different + max(0, figures["acknowledged"] - stored)
+    stored = sum(end for _, end in bounds)
+    gone = sum(max(0, -(-settings.keep // settings.size) - (end - start)) for start, end in bounds if start)
+    lost = different + max(0, figures["acknowledged"] - stored) + gone
     return {
         "ok": not lost and not figures["failed"] and figures["acknowledged"] > 0,
         "case": "append",
@@ -104,6 +108,7 @@ def specifications(settings: AppendSettings, cluster: Nodes) -> list[LoadSpec]:
             sample_one_in=SAMPLE_ONE_IN,
             runtime=settings.runtime,
             rate=settings.rate * clients / settings.clients,
+            keep=settings.keep,
         )
         for lane, clients in enumerate(shares(settings.clients, processes))
     ]

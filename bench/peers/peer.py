@@ -43,7 +43,8 @@ class Found(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Load:
     """What every system is asked: appends of `size` bytes by `clients` with a window each over `logs`, for so long.
-    `mode`, of those that have keys: GET reads what was put; WATCH has `watchers` of one key that one client puts."""
+    `mode`, of those that have keys: GET reads what was put; WATCH has `watchers` of one key that one client puts.
+    `keep`: the newest bytes of a log; what is older may go (0: all stay)."""
 
     clients: int
     window: int
@@ -55,6 +56,7 @@ class Load:
     processes: int = 1
     mode: str = PUT
     watchers: int = 0
+    keep: int = 0
 
 
 class PeerSpec(NamedTuple):

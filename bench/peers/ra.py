@@ -1,5 +1,6 @@
-"""Ra, driven directly: the libraries of Debian's rabbitmq-server, a machine that does nothing, and a load inside the
-leader's own virtual machine, as its users have it (no socket between client and leader, so it has no CPU of its own).
+"""Ra, driven directly: the libraries of Debian's rabbitmq-server, a machine that does nothing but let go of what need
+not be kept, and a load inside the leader's own virtual machine, as its users have it (no socket between client and
+leader, so it has no CPU of its own).
 
 Nodes are Erlang nodes over loopback with a name server (epmd) of their own; all end by their ids.
 """
@@ -28,8 +29,18 @@ SOURCE = r"""
 -behaviour(ra_machine).
 -export([init/1, apply/3, node/1, load/1, drive/6, client/7]).
 
-init(_) -> 0.
-apply(_Meta, _Command, State) -> {State + 1, ok}.
+%% How many commands came, and how many of the last ones stay in the log (0: all).
+init(#{keep := Keep}) -> {0, Keep}.
+
+apply(#{index := Index}, _Command, {Count, Keep}) ->
+    State = {Count + 1, Keep},
+    case Keep > 0 andalso Index > Keep andalso Index rem parts(Keep) =:= 0 of
+        true -> {State, ok, [{release_cursor, Index - Keep, State}]};
+        false -> {State, ok}
+    end.
+
+%% What goes, goes in eighths.
+parts(Keep) -> max(1, Keep div 8).
 
 %% A node: ra with its data below the directory, until it is killed.
 node([Dir]) ->
@@ -38,12 +49,12 @@ node([Dir]) ->
     receive stop -> ok end.
 
 %% From a node of its own: form the groups, then load inside of the first node. Prints one term as JSON.
-load([Nodes, Names, Clients, Window, Size, Warmup, Seconds]) ->
+load([Nodes, Names, Clients, Window, Size, Warmup, Seconds, Keep]) ->
     Members = [list_to_atom(Node) || Node <- string:tokens(Nodes, ",")],
     [pong = net_adm:ping(Node) || Node <- Members],
     Logs = list_to_integer(Names),
     Groups = [list_to_atom("bench" ++ integer_to_list(At)) || At <- lists:seq(1, Logs)],
-    [ok = form(Group, Members) || Group <- Groups],
+    [ok = form(Group, Members, list_to_integer(Keep)) || Group <- Groups],
     io:format("ready~n"),
     "go\n" = io:get_line(""),
     [C, W, S, Wu, Se] = [list_to_integer(V) || V <- [Clients, Window, Size, Warmup, Seconds]],
@@ -54,9 +65,14 @@ load([Nodes, Names, Clients, Window, Size, Warmup, Seconds]) ->
               [Counted, Acknowledged, Left, Worst, lists:join(",", Texts)]),
     halt(0).
 
-form(Group, Members) ->
+%% As ra:start_cluster/4 does, but for how often it may let go of its log.
+form(Group, Members, Keep) ->
     Ids = [{Group, Node} || Node <- Members],
-    {ok, _, _} = ra:start_cluster(default, Group, {module, ?MODULE, #{}}, Ids),
+    More = case Keep of 0 -> #{}; _ -> #{snapshot_interval => parts(Keep)} end,
+    Configs = [#{id => Id, uid => Uid, cluster_name => Group, log_init_args => More#{uid => Uid},
+                 initial_members => Ids, machine => {module, ?MODULE, #{keep => Keep}}}
+               || Id <- Ids, Uid <- [ra:new_uid(atom_to_binary(Group))]],
+    {ok, _, _} = ra:start_cluster(default, Configs),
     ok = lead(hd(Ids), 100).
 
 %% The first node leads every group, since the load is there.
@@ -154,7 +170,7 @@ class Ra(Peer):
 
     name = "ra"
     install = "apt-get install rabbitmq-server erlang-base"
-    notes = ("its load runs inside the leader, without a socket", "its machine does nothing")
+    notes = ("its load runs inside the leader, without a socket", "its machine does nothing but count")
 
     @classmethod
     def version(cls) -> str:
@@ -202,7 +218,7 @@ class Ra(Peer):
             raise PeerFailed("ra: its load is a closed loop, it has no rate")
         told = [
             ",".join(self.names), load.logs, load.clients, load.window, load.size, int(load.warmup_s * 1000),
-            int(load.seconds * 1000),
+            int(load.seconds * 1000), -(-load.keep // load.size),
         ]  # fmt: skip
         arguments = ",".join(f'"{one}"' for one in told)
         name = f"load{self.names[0]}"

@@ -26,9 +26,9 @@ class BadSuite(SuiteFailed):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row. `kind` names who runs it (`suite.ours`); rivals run the kind append, those of `rivals` this one too, and
-    only without a delay that cannot be given to them. `figure` is the key that is compared, `unit` what it is in, and
-    `more` whether more of it is better."""
+    """One row. `kind` names who runs it (`suite.ours`), with `settings` in place of the profile's; `rivals` can be
+    asked the same (None: all of them, appends), unless it has a delay that cannot be given to them. `figure` is the
+    key that is compared, `unit` what it is in, and `more` whether more of it is better."""
 
     name: str
     told: str
@@ -39,11 +39,12 @@ class Case:
     unit: str = "/s"
     more: bool = True
     sync_delay_ms: float = 0.0
-    rivals: tuple[str, ...] = ()
+    rivals: tuple[str, ...] | None = None
 
     def is_for(self, rival: str) -> bool:
         """Return whether a rival can be asked the same."""
-        return (self.kind == "append" or rival in self.rivals) and not self.sync_delay_ms
+        can = self.kind == "append" if self.rivals is None else rival in self.rivals
+        return can and not self.sync_delay_ms
 
 
 def _append(name: str, told: str, *, nodes: int = 3, delay: float = 0.0, **settings: object) -> Case:
@@ -73,6 +74,18 @@ CASES: tuple[Case, ...] = (
     _append("one-pipelined-64k", "64 KiB, 5 clients x 100", nodes=1, size=65_536, clients=5, window=100),
     _append("one-pipelined-1m", "1 MiB, 5 clients x 8", nodes=1, size=MIB, clients=5, window=8),
     _append("one-logs-1000", "256 B over 1,000 logs", nodes=1, size=256, clients=5, window=500, logs=1000),
+    # Large bodies for a minute, beside who can let go of its log. New: all is kept, so that most is written to files
+    # that were never written, and twice. Recycled: files are reused, or made anew, as what is in them goes.
+    *(
+        Case(f"{name}-{where}", f"{told}, {'all is' if keep == 0 else 'the newest GiB is'} kept", nodes=nodes,
+             settings={"size": size, "clients": 5, "window": window, "seconds": 60.0, "warmup_s": warmup, "keep": keep},
+             rivals=("ra",))
+        for nodes, name, size, window, told in (
+            (1, "one-64k", 65_536, 100, "64 KiB, 5 clients x 100"), (1, "one-1m", MIB, 8, "1 MiB, 5 clients x 8"),
+            (3, "three-64k", 65_536, 50, "64 KiB, 5 clients x 50"), (3, "three-1m", MIB, 8, "1 MiB, 5 clients x 8"),
+        )
+        for where, warmup, keep in (("new", 2.0, 0), ("recycled", 20.0, 1 << 30))
+    ),
     # A disk whose sync takes longer: our nodes alone.
     *(
         _append(f"{name}-sync-{delay:g}ms", f"{told}, each sync {delay:g} ms later", delay=delay, size=256, **shape)
@@ -138,6 +151,7 @@ class Profile:
 
 RIVALS = ("etcd", "etcd-debian", "ra", "rabbitmq", "nats", "redis", "zookeeper", "pysyncobj")
 SMALL = ("recover-100",)
+LARGE = tuple(case.name for case in CASES if case.settings.get("seconds") == 60.0)
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
@@ -150,9 +164,10 @@ PROFILES: dict[str, Profile] = {
             "standard", "about 20 minutes, beside etcd and Ra",
             ("pipelined-256", "closed-256", "pipelined-64k", "logs-1000"), 3, 20.0, 2.0, ("etcd", "ra"),
         ),
+        Profile("large", "about 2 hours, large bodies beside Ra", LARGE, 5, 60.0, 2.0, ("ra",)),
         Profile(
             "full", "about 6 hours, beside all rivals",
-            tuple(case.name for case in CASES if case.name not in SMALL), 5, 15.0, 2.0, RIVALS, True,
+            tuple(case.name for case in CASES if case.name not in SMALL + LARGE), 5, 15.0, 2.0, RIVALS, True,
         ),
     )
 }  # fmt: skip

@@ -90,7 +90,8 @@ def bench_run(
     volatile: bool,
     output: Output,
 ) -> None:
-    """Measure many cases, beside rivals in alternating rounds: smoke 2 minutes, standard 20, full 6 hours.
+    """Measure many cases, beside rivals in alternating rounds: smoke 2 minutes, standard 20, large 2 hours,
+    full 6 hours.
 
     A run that was broken off goes on with the same --report. A rival that is not installed is a row that says how
     to install it. Exit 1 if a case of ours gave no figure.

@@ -54,6 +54,8 @@ def test_a_rival_is_asked_what_we_are() -> None:
     load = load_of(case_of("logs-1000"), PROFILES["standard"], 2)
     assert load == Load(5, 500, 256, 1000, 20.0, 2.0, 0.0, 2)
     assert load_of(case_of("kv-get-4p"), PROFILES["full"], 4) == Load(64, 1, 256, 1, 15.0, 2.0, 0.0, 4, GET)
+    recycled = load_of(case_of("three-1m-recycled"), PROFILES["large"], 1)
+    assert recycled == Load(5, 8, 1 << 20, 1, 60.0, 20.0, keep=1 << 30)
 
 
 def test_clients_are_spread_over_the_load_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,15 @@ def test_a_rival_is_not_asked_with_a_delay_that_it_cannot_have() -> None:
     assert case.sync_delay_ms == 1.0 and not case.is_for("etcd")
 
 
+def test_large_bodies_are_asked_of_ra_alone_for_as_long_as_their_cases_say() -> None:
+    case, profile = case_of("one-64k-recycled"), PROFILES["full"]
+    assert case.name in PROFILES["large"].cases and case.name not in profile.cases
+    assert case.is_for("ra") and not case.is_for("etcd")
+    settings = ours.settings_of(case, profile)
+    assert (settings.seconds, settings.warmup_s, settings.keep) == (60.0, 20.0, 1 << 30)
+    assert ours.settings_of(case_of("one-64k-new"), profile).keep == 0
+
+
 def test_a_rival_with_keys_is_asked_for_them_alone() -> None:
     for name in ("kv-put", "kv-get", "kv-put-4p", "kv-get-4p", "watch-1000-4p"):
         assert case_of(name).is_for("etcd") and not case_of(name).is_for("ra")

@@ -153,6 +153,7 @@ def caught_up(yard: Yard, name: str, end: int) -> None:
             yard.log(name).poll(now, wait=1.0, max_bytes=1, node=node)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [MIB + 1, 4 * MIB, 30 * MIB + 17])
 def test_both_clients_write_and_every_member_reads(yard: Yard, cluster: LocalCluster, size: int) -> None:
     name = f"sizes-{size}"

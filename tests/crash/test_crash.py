@@ -151,6 +151,7 @@ def test_equal_states_are_tried_once() -> None:
     assert sorted(states, key=str) == [{"f": b""}, {"f": b"x"}, {}]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not available(), reason="no strace that may trace: not run")
 def test_a_start_and_a_reader_of_the_stopped_directory_agree_on_crash_states() -> None:
     found = run(states=30, wal_states=0, seed=3, steps=6)

@@ -73,22 +73,21 @@ async def everyday(of: Ground, situation: str) -> None:
     assert not found, "\n".join(sorted(found))
 
 
-LONG = pytest.mark.long
-
-
-@pytest.mark.parametrize("situation", [pytest.param(one, marks=LONG if one == "full" else ()) for one in SITUATIONS])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("situation", SITUATIONS)
 async def test_clients(tmp_path: Path, situation: str) -> None:
     async with ground(tmp_path, situation, CLIENTS) as found:
         await everyday(found, situation)
 
 
-@LONG
+@pytest.mark.long
 @pytest.mark.parametrize("situation", SITUATIONS)
 async def test_the_command_line(tmp_path: Path, situation: str) -> None:
     async with ground(tmp_path, situation, CLI) as found:
         await everyday(found, situation)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("situation", EMBEDDED_SITUATIONS)
 async def test_a_system_of_ones_own_process(tmp_path: Path, situation: str) -> None:
     async with embedded_face(tmp_path, situation) as face:

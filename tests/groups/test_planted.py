@@ -137,6 +137,7 @@ async def tell_ends(story: Story) -> Verdict:
     return story.judged()
 
 
+@pytest.mark.long
 async def test_partitions_that_end_as_it_is(story: Story) -> None:
     verdict = await tell_ends(story)
     assert verdict.passed and verdict.records == 32 * KEYS, verdict.violations
@@ -166,6 +167,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANTED)
 async def test_a_planted_bug_shows(story: Story, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, bug, said = PLANTED[name]
@@ -189,6 +191,7 @@ ENDS: dict[str, tuple[Any, str, Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ENDS)
 async def test_a_planted_bug_of_partitions_that_end_shows(
     story: Story, name: str, monkeypatch: pytest.MonkeyPatch

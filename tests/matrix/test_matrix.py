@@ -25,9 +25,8 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize(
-    "cell", [QUICK[0], *(pytest.param(cell, marks=pytest.mark.long) for cell in QUICK[1:])], ids=str
-)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("cell", QUICK, ids=str)
 def test_a_cell(tmp_path: Path, cell: Cell) -> None:
     if cell.fault in INJECTED and not available():
         pytest.skip("no strace that may trace")

@@ -101,7 +101,8 @@ def test_a_sound_cluster_and_its_directories(cluster: LocalCluster) -> None:
     assert sum(one["live"] for one in stopped["files"].values()) >= found["bytes"]
 
 
-@pytest.mark.parametrize("number", [13, *(pytest.param(one, marks=pytest.mark.long) for one in (12, 25))])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("number", [13, 12, 25])
 def test_damage_is_found_on_the_member_that_has_it(cluster: LocalCluster, number: int) -> None:
     """A large body and a pack in a generation, a large body in the WAL."""
     cluster.stop()

@@ -45,6 +45,7 @@ def given(cluster: LocalCluster) -> dict[str, str]:
     return {"servers": ",".join(cluster.addresses), "subscribePattern": ".*"}
 
 
+@pytest.mark.long
 def test_a_directory_is_a_table(spark: SparkSession, yard: Path) -> None:
     reader = spark.read.format("logyard").options(path=str(yard), subscribePattern="log-.*", minPartitions="4")
     df = reader.load()

@@ -223,6 +223,7 @@ def test_a_new_leader_in_the_middle_of_a_read(
     assert seen == {name: list(range(200)) for name in names}
 
 
+@pytest.mark.long
 def test_a_node_that_dies_in_the_middle_of_a_read(tmp_path_factory: pytest.TempPathFactory) -> None:
     with LocalCluster(tmp_path_factory.mktemp("mortal"), 3) as cluster:
         cluster.start()

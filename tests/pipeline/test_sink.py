@@ -152,6 +152,7 @@ def crashing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     return arm
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("guarantee", BOTH)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_crash_at_any_step_and_a_repeat_leave_each_batch_once(
@@ -200,6 +201,7 @@ def without_majority(cluster: LocalCluster) -> Iterator[Callable[[], None]]:
 LOST_AT = (("exactly-once", "mid-write"), ("exactly-once", "mid-fan-out"), ("exactly-once-direct", "mid-write"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("guarantee", "step"), LOST_AT)
 def test_a_majority_that_is_away_for_a_while_delays_a_batch_and_no_more(
     cluster: LocalCluster, yard: Yard, monkeypatch: pytest.MonkeyPatch, guarantee: str, step: str
@@ -223,6 +225,7 @@ def test_a_majority_that_is_away_for_a_while_delays_a_batch_and_no_more(
     check(yard, batches)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("guarantee", "step"), [*LOST_AT, ("exactly-once", "before-commit")])
 def test_a_majority_that_stays_away_ends_a_batch_in_time_and_a_restart_finishes_it(
     cluster: LocalCluster, yard: Yard, monkeypatch: pytest.MonkeyPatch, guarantee: str, step: str
@@ -269,6 +272,7 @@ def test_a_batch_that_is_done_is_not_written_again(cluster: LocalCluster, yard: 
     check(yard, batches)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("guarantee", BOTH)
 def test_payloads_up_to_the_largest_are_in_one_batch_with_none_at_all(
     cluster: LocalCluster, yard: Yard, guarantee: str

@@ -70,6 +70,7 @@ def by_log(found: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
     return frames_of
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("held", [HELD, 1 << 30])
 @pytest.mark.parametrize("run", [1, 40])
 def test_frames_of_columns_are_those_of_the_rule(run: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:

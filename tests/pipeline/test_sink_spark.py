@@ -124,6 +124,7 @@ def test_a_checkpoint_that_was_deleted_is_refused_by_name(
     assert Counter(records(yard, copy.target("a"))) == Counter(records(yard, copy.source("a")) * 2)
 
 
+@pytest.mark.long
 def test_a_batch_in_foreach_batch_is_written_once(
     spark: SparkSession, cluster: LocalCluster, yard: Yard, tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_processes_that_are_killed_at_any_step_leave_each_record_once(
         copy.check(yard, *names)
 
 
+@pytest.mark.long
 def test_what_a_sink_refuses_it_refuses_by_name(spark: SparkSession, cluster: LocalCluster, yard: Yard) -> None:
     rows = spark.createDataFrame([("a", b"x")], "log string, payload binary")
     sink = rows.write.format("logyard").option("servers", ",".join(cluster.addresses))

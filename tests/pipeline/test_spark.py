@@ -122,6 +122,7 @@ def test_five_thousand_logs_take_a_few_tasks(spark: SparkSession, cluster: Local
     assert many.selectExpr("spark_partition_id() as p").distinct().count() == 8
 
 
+@pytest.mark.long
 def test_leaders_change_while_spark_reads(spark: SparkSession, cluster: LocalCluster, yard: Yard) -> None:
     names = [f"busy-{n}" for n in range(8)]
     fill(yard, names, 2000)

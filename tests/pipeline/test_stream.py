@@ -175,6 +175,7 @@ def test_a_stream_under_tls_brings_payloads_along(tmp_path: Path) -> None:
         assert [row["payload_hash"] is None for row in table.rows] == [True] + [False] * 5
 
 
+@pytest.mark.long
 def test_two_hundred_restarts_with_kills_at_every_point(cluster: LocalCluster, yard: Yard, tmp_path: Path) -> None:
     """Each start has other limits and other tasks; what a batch holds stays what its offsets say."""
     chance = random.Random(11)
@@ -357,6 +358,7 @@ def test_a_new_query_at_latest_misses_nothing_when_its_first_batch_is_repeated(
     assert not table.gaps()
 
 
+@pytest.mark.long
 def test_a_leader_killed_between_trigger_and_reading(cluster: LocalCluster, yard: Yard, tmp_path: Path) -> None:
     names = [f"led-{n}" for n in range(6)]
     fill(yard, names, 200)

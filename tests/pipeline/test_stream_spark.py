@@ -60,6 +60,7 @@ def run(df: DataFrame, table: Table, checkpoint: Path) -> StreamingQuery:
     return query
 
 
+@pytest.mark.long
 def test_batches_restarts_and_the_cheapest_replay(
     spark: SparkSession, cluster: LocalCluster, yard: Yard, tmp_path: Path
 ) -> None:

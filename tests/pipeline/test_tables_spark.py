@@ -119,6 +119,7 @@ def shop(spark: SparkSession, cluster: LocalCluster, yard: Yard, tmp_path: Path)
     return Shop(spark, cluster, yard, tmp_path)
 
 
+@pytest.mark.long
 def test_logs_become_tables_and_a_batch_that_was_forgotten_is_not_there_twice(shop: Shop) -> None:
     for log in "abc":
         shop.append(log, range(300), hour=9 + "abc".index(log))
@@ -206,6 +207,7 @@ def test_a_driver_that_is_killed_with_all_of_its_processes_leaves_each_record_on
     shop.check()
 
 
+@pytest.mark.long
 def test_what_is_refused_is_one_sentence(shop: Shop, tmp_path: Path) -> None:
     shop.append("a", range(5))
     shop.run()

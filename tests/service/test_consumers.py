@@ -135,6 +135,7 @@ async def test_the_command_line_commits_nothing_that_it_did_not_write(
         await trio.to_thread.run_sync(work)
 
 
+@pytest.mark.long
 async def test_a_partition_that_nobody_leads_does_not_keep_a_new_group_from_the_others(
     yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +219,7 @@ async def test_who_is_cancelled_leaves(yard: EmbeddedSystem) -> None:
     assert (await yard.consumer_group("g").describe())["members"] == []
 
 
+@pytest.mark.long
 async def test_who_is_cancelled_with_the_system_does_not_hang(tmp_path: Path) -> None:
     began = trio.current_time()
     with trio.fail_after(60), trio.CancelScope() as scope:

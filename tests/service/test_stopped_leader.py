@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 
@@ -28,6 +29,7 @@ async def ends(log: Log, found: dict[str, list[int]], level: str) -> None:
     found.setdefault(level, []).append(end)
 
 
+@pytest.mark.long
 def test_a_deposed_leader_that_was_stopped_is_stale_at_the_levels_that_say_so(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "yard", 3) as cluster:
         cluster.start()

@@ -369,6 +369,7 @@ async def test_a_producer_sends_again_after_partitions_were_taken_away(yard: Emb
     assert Counter(one.payload for one in got) == Counter([b"new", *(b"%d" % one for one in range(1, len(KEYS) + 1))])
 
 
+@pytest.mark.long
 async def test_taking_partitions_away_that_was_left_half_done_is_finished_by_whoever_comes(
     yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,6 +472,7 @@ class Load:
             await records.commit(last)
 
 
+@pytest.mark.long
 async def test_histories_over_growing_and_shrinking_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups, one of them with two members, and producers that know of no change before they are refused."""
     for name, value in (("RETIRE_S", 0.3), ("REFRESH_S", 0.2)):
@@ -519,6 +521,7 @@ async def test_a_producer_sends_again_after_partitions_were_added(yard: Embedded
     assert Counter(one.payload for one in got) == Counter([b"new", *(b"%d" % one for one in range(1, len(KEYS) + 1))])
 
 
+@pytest.mark.long
 async def test_a_change_that_was_left_half_done_is_finished_by_whoever_comes(
     yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -615,6 +618,7 @@ async def test_nothing_is_given_without_an_answered_sign_of_life(
             assert await records.get(10) is not None
 
 
+@pytest.mark.long
 async def test_a_dead_consumers_partitions_are_read_in_time_and_a_coordinator_may_die(tmp_path: Path) -> None:
     # Half of it is what a busy machine may take beside the two seconds.
     ttl = 4.0

@@ -23,11 +23,13 @@ ROWS: dict[str, str] = json.loads(RECORDED.read_text())
 FAULTY = [name for name, story in STORIES.items() if story.faults]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", STORIES)
 def test_a_story_without_faults(name: str) -> None:
     assert told(name, 3, check=True).wrong == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_fault_at_a_step_leaves_nothing_half_made(name: str) -> None:
     cases = cases_of(name, 5)
@@ -60,6 +62,7 @@ def test_a_case_is_told_again_by_its_name() -> None:
     assert done.returncode == 0 and report["ok"] and report["faults"] == {"lose": 1}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [one.bug.name for one in PLANTED])
 def test_what_is_planted_shows(name: str) -> None:
     """By the recorded case, or, where draws have moved since, by others."""

@@ -13,18 +13,11 @@ from .bugs import Bug, Stale, edited, planted, unplanted
 from .planted import BUGS, RECORDED, broke_at, complaint, run_of
 
 SEEDS = 8
-STEP = 4
-"""`make test` replays each fourth, `make test-all` every one."""
 ROWS: list[dict[str, Any]] = json.loads(RECORDED.read_text())
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, id=row["bug"], marks=pytest.mark.long if number % STEP else ())
-        for number, row in enumerate(ROWS)
-    ],
-)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("row", ROWS, ids=[row["bug"] for row in ROWS])
 def test_a_planted_bug_is_found(row: dict[str, Any]) -> None:
     bug = next(bug for bug in BUGS if bug.name == row["bug"])
     for seed in range(row["seed"], row["seed"] + SEEDS):

@@ -49,6 +49,7 @@ def simulate(*arguments: str, hash_seed: str = "0") -> tuple[int, dict[str, Any]
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_equal_seeds_give_equal_histories_in_every_process() -> None:
     one = simulate("--seed", "11", "--minutes", "0.3", hash_seed="1")
     two = simulate("--seed", "11", "--minutes", "0.3", hash_seed="2")
@@ -223,6 +224,7 @@ def test_runs_with_large_bodies_write_them_to_files() -> None:
     assert any(isinstance(node, File) and path.endswith("/bodies") and node.seen for path, node in files)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("feature", sorted(FEATURES.keys() - {"offline"}))
 def test_each_feature_makes_a_run_of_its_own(feature: str) -> None:
     verbs = frozenset(FEATURES[feature])

@@ -93,6 +93,7 @@ def breaks(times: int, inner: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+@pytest.mark.long
 async def test_a_defect_in_what_a_migration_builds_is_counted_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ async def goes_on(c: Cluster) -> None:
     assert not c.failures
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("field", FIELDS)
 async def test_offers_with_any_field_of_another_kind(tmp_path: Path, field: str) -> None:
     async with cluster(tmp_path, **LIMITS) as c:

@@ -421,6 +421,7 @@ async def test_a_crash_while_a_replica_is_made_anew_leaves_it_to_be_made_again(
         assert [body for _, body in await c.read(3)] == bodies
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(4))
 async def test_members_change_at_random_while_nodes_crash(tmp_path: Path, seed: int) -> None:
     """Whatever was acknowledged is there, once and in order, on whoever the members are in the end."""

@@ -134,6 +134,7 @@ async def test_a_snapshot_is_asked_for_before_the_ring_wraps_and_commands_wait_f
         assert notes(c, 1)[-2:] == [b"frees space", b"goes on"]
 
 
+@pytest.mark.long
 async def test_half_a_ring_is_enough_for_a_snapshot(tmp_path: Path) -> None:
     async with noted(tmp_path, 3, ring_slots=SLOTS) as c:
         await c.lead(1, NAME)

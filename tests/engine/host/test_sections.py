@@ -139,6 +139,7 @@ async def test_a_crash_at_the_commit_of_a_snapshot_leaves_chunks_to_somebody(
         assert len(stored(c, 1)) == 3 and stored(c, 1) == set(c.member(1).chunks)
 
 
+@pytest.mark.long
 async def test_a_receiver_asks_for_the_chunks_it_lacks_only(tmp_path: Path) -> None:
     async with shelves(tmp_path, 3) as c:
         await c.lead(1)
@@ -183,6 +184,7 @@ async def test_chunks_that_arrived_are_not_sent_again_after_a_crash(tmp_path: Pa
         assert c.log(3).books == c.log(1).books
 
 
+@pytest.mark.long
 async def test_an_offer_whose_chunks_went_is_followed_by_a_newer_one(tmp_path: Path) -> None:
     async with shelves(tmp_path, 3, snapshot_stall_ms=500) as c:
         await c.lead(1)
@@ -301,6 +303,7 @@ async def test_a_snapshot_at_a_checkpoint_is_the_checkpoint(tmp_path: Path) -> N
         assert member.raft.log.snapshot_index == member.snapshot_index
 
 
+@pytest.mark.long
 async def test_checkpoints_do_not_put_off_the_snapshot_that_is_due(tmp_path: Path) -> None:
     async with shelves(tmp_path, 1, snapshot_entries=16) as c:
         member = c.member(1)

@@ -47,6 +47,7 @@ def moved(system: System) -> int:
     return system.host.slow_disk.handed_over
 
 
+@pytest.mark.long
 async def test_leaderships_move_off_a_slow_disk_and_stay_when_it_is_fast_again(tmp_path: Path) -> None:
     disks = {number: SlowDisk() for number in (1, 2, 3)}
     async with cluster(tmp_path, disks=disks, **SLOW) as c:

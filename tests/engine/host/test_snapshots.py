@@ -277,6 +277,7 @@ async def test_a_new_member_catches_up_by_snapshot_and_counts(tmp_path: Path) ->
         await c.append(4, [(b"", b"new leader")])
 
 
+@pytest.mark.long
 async def test_appends_go_on_while_a_snapshot_is_received(tmp_path: Path) -> None:
     async with cluster(tmp_path, payload_cache_bytes=0, snapshot_piece_bytes=64 * KIB) as c:
         await c.lead(1)

@@ -254,6 +254,7 @@ async def test_a_crash_at_any_step_of_the_receiver(
         await until(lambda: quiet(c, 3))
 
 
+@pytest.mark.long
 async def test_a_newer_offer_takes_over_what_is_there(tmp_path: Path) -> None:
     async with cluster(tmp_path, **LIMITS) as c:
         bodies = await laggard(c)
@@ -412,6 +413,7 @@ async def test_a_transfer_ends_under_constant_truncation(tmp_path: Path) -> None
         assert await c.read(3, log.start) == await c.read(1, log.start)
 
 
+@pytest.mark.long
 async def test_the_log_above_an_offer_stays_until_the_transfer_ends(tmp_path: Path) -> None:
     async with cluster(tmp_path, **LIMITS) as c:
         await laggard(c)

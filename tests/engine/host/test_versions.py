@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import pytest
 
 from logyard.engine.machine import Applied, Context, PayloadRef, Sections
 
@@ -70,6 +71,7 @@ def version(c: Cluster, number: int) -> int:
     return c.member(number, "s").version
 
 
+@pytest.mark.long
 async def test_a_version_comes_into_force_when_a_quorum_knows_it(tmp_path: Path) -> None:
     installed = Installed()
     async with cluster(tmp_path, group="", machines=installed.machine) as c:

@@ -307,6 +307,7 @@ def state_of(c: Cluster, number: int) -> list[Any]:
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(int(os.environ.get("LOGYARD_SEEDS", "4"))))
 async def test_a_whole_history_adds_up(tmp_path: Path, seed: int) -> None:
     seed += int(os.environ.get("LOGYARD_SEED_BASE", "0"))

@@ -238,6 +238,7 @@ async def test_a_lost_wake_up_is_mended_by_the_digest(tmp_path: Path) -> None:
         assert c.leads(leader)
 
 
+@pytest.mark.long
 async def test_a_leader_that_does_not_hear_that_its_followers_sleep_wakes_them(tmp_path: Path) -> None:
     async with cluster(tmp_path, hibernate_after_ms=200) as c:
         leader = await c.leader()

@@ -153,6 +153,7 @@ async def test_a_group_whose_entry_in_a_segment_is_damaged_is_mended_and_no_othe
         assert not (await scrubbed(c, number))["findings"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("numbers", [(2, 3), (1, 3), (1, 2, 3)], ids=["followers", "leader too", "all"])
 async def test_two_members_with_different_damages_are_mended_one_after_the_other(
     tmp_path: Path, numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

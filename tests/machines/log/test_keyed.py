@@ -166,6 +166,7 @@ def script(upgraded: bool) -> list[Step]:
     return steps
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("upgraded", [False, True])
 def test_keyed_logs_pass_the_checks(upgraded: bool) -> None:
     check_deterministic(keyed_log, script(upgraded))

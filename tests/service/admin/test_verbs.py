@@ -79,6 +79,7 @@ def holds(yard: Yard, name: str, end: int) -> bool:
     return yard.log(name).latest(node=4)[1] == end
 
 
+@pytest.mark.long
 def test_a_replacement_killed_in_the_middle_goes_on(cluster: LocalCluster, ask: Ask, yard: Yard) -> None:
     names = make(yard, "kill", 60)
     words = ["members", "replace", "--node", "3", "--with", "4", "--servers", cluster.addresses[0]]

@@ -112,6 +112,7 @@ async def test_a_full_catalogue_can_be_made_smaller(tmp_path: Path) -> None:
             await until(lambda: "a" not in known(run, 1), "it is let go, and forgotten")
 
 
+@pytest.mark.long
 async def test_a_node_that_started_while_it_is_full_lets_go_all_the_same(tmp_path: Path) -> None:
     """What it says of itself is news after each start, has no room, and kept it from everything else."""
     async with cluster(tmp_path, 1, catalog=True, ring_slots=SLOTS, snapshot_entries=1 << 20) as run:

@@ -90,6 +90,7 @@ def test_a_cluster_grows_from_one_node_to_three(growing: tuple[LocalCluster, Yar
     assert [row["node"] for row in shown["nodes"]] == [1, 2, 3] and shown["nodes"][0]["held"] == 1
 
 
+@pytest.mark.long
 def test_a_node_that_lost_everything_is_replaced_by_one_command(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, 3, catalog=True) as cluster:
         cluster.start()

@@ -152,6 +152,7 @@ async def test_what_was_there_before_is_imported(tmp_path: Path) -> None:
             await run.nodes[1].create_groups([{"name": "a", "members": [1], "machine": "log", "arguments": {}}])
 
 
+@pytest.mark.long
 async def test_a_log_of_its_name_stops_it_by_name(tmp_path: Path) -> None:
     async with cluster(tmp_path, 3) as run:
         await run.create(RESERVED)
@@ -166,6 +167,7 @@ async def test_a_log_of_its_name_stops_it_by_name(tmp_path: Path) -> None:
         assert await run.leader(RESERVED)
 
 
+@pytest.mark.long
 async def test_data_goes_on_without_it(tmp_path: Path) -> None:
     async with cluster(tmp_path, 6, catalog=True) as run:
         await founded(run, 1, 2, 3)

@@ -387,6 +387,7 @@ def test_nodes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     assert reach(lambda: not any(alive(pid) for pid in pids))
 
 
+@pytest.mark.long
 def test_up_goes_on_when_a_node_is_killed_and_starts_it_again(tmp_path: Path) -> None:
     """Who tries a failover: the others answer meanwhile, and the node comes back as it was."""
     process, pids = start_up(tmp_path, 3, "--restart-after", "2")

@@ -35,6 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
         yield found
 
 
+@pytest.mark.long
 def test_our_own_driver(server: EtcdServer) -> None:
     for key in (b"story/a", b"story/b", b"story/c", b"other", b"story/after"):
         server.call("/v3/kv/deleterange", key=key)

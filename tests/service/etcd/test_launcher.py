@@ -115,6 +115,7 @@ def test_it_comes_back_after_a_kill_with_what_it_had(tmp_path: Path) -> None:
             assert list(answers) == [], "a stream ends with its last chunk"
 
 
+@pytest.mark.long
 def test_a_client_that_reads_nothing_does_not_hold_the_process(tmp_path: Path) -> None:
     with etcd_server(tmp_path) as server, socket.create_connection((server.host, server.port)) as idle:
         idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -128,6 +129,7 @@ def test_a_client_that_reads_nothing_does_not_hold_the_process(tmp_path: Path) -
         assert "reads nothing" in server.lines
 
 
+@pytest.mark.long
 def test_another_gateway_in_front_of_the_same_cluster(tmp_path: Path) -> None:
     with etcd_server(tmp_path, "--auto-compaction-retention=500ms") as first:
         native = tomllib.loads((tmp_path / "data/node.toml").read_text())["node"]["client_listen"]

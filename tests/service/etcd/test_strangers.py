@@ -120,6 +120,7 @@ def closed(connection: socket.socket, seconds: float) -> bytes:
     return found
 
 
+@pytest.mark.long
 def test_half_of_a_head_is_given_up(server: EtcdServer) -> None:
     with ExitStack() as open_:
         began = time.monotonic()
@@ -136,6 +137,7 @@ def test_half_of_a_head_is_given_up(server: EtcdServer) -> None:
         assert server.call("/v3/auth/status")["header"]
 
 
+@pytest.mark.long
 def test_a_connection_that_is_kept_is_not_cut_while_it_is_quiet(server: EtcdServer) -> None:
     with socket.create_connection((server.host, server.port)) as kept:
         for pause in (0.0, HEAD_S + 1.0):

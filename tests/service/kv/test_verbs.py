@@ -279,6 +279,7 @@ async def test_operations_through_crashing_leaders_happen_once(tmp_path: Path) -
         assert live(run, 1) == live(run, 2) == live(run, 3)
 
 
+@pytest.mark.long
 async def test_stale_reads_are_answered_by_any_member(tmp_path: Path) -> None:
     async with served(tmp_path, 3) as (run, _, yard):
         kv = yard.kv("kv")

@@ -231,6 +231,7 @@ async def test_polls_by_time(tmp_path: Path) -> None:
         await trio.to_thread.run_sync(blocking)
 
 
+@pytest.mark.long
 async def test_followers_answer_within_a_bound(tmp_path: Path) -> None:
     async with yard_of(tmp_path) as (run, _, yard):
         log = yard.log("log")
