@@ -241,6 +241,12 @@ class Cluster:
             return
         raise AssertionError(f"never happened: node {number} leads {name}")
 
+    async def transfer(self, number: int, to: int, name: str = "log") -> None:
+        """Hand a leader's place to another node, once the leader has heard of that."""
+        system = self.system(number)
+        await until(lambda: to in system.live, f"node {to} is live")
+        await self.nodes[number].transfer(name, to)
+
     async def append(self, number: int, records: Records, name: str = "log") -> range:
         """One frame to a leader; the offsets it got."""
         node = self.nodes[number]

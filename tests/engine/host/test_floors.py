@@ -44,7 +44,7 @@ async def test_a_member_that_leads_below_its_floor_serves_nothing_until_it_passe
         apply = system.replicas.applier.apply
         system.replicas.applier.apply = lambda member: None  # type: ignore[method-assign]
         await until(lambda: member.raft.log.stable == c.member(1).raft.log.last_index and member.floor)
-        await c.nodes[1].transfer("log", 3)
+        await c.transfer(1, 3)
         await until(lambda: member.raft.role == LEADER and member.raft.commit >= member.raft.lead_index)
         assert member.raft.applied < member.floor < member.raft.lead_index and not member.resolves
         with pytest.raises(Gone):

@@ -347,7 +347,7 @@ async def test_a_transfer_waits_for_the_target_and_ends_in_time(tmp_path: Path) 
         c.network.delay(1, 3, 4)
         await c.fill(1, 20, 20 * KIB)
         with trio.fail_after(10):
-            await c.nodes[1].transfer("log", 3)
+            await c.transfer(1, 3)
         assert c.leads(3) or c.member(3).raft.role == LEADER
         await c.append(await c.leader(), [(b"", b"x")])
         # One that may not lead does not take over: the transfer ends with a reason, and the group goes on.
@@ -355,7 +355,7 @@ async def test_a_transfer_waits_for_the_target_and_ends_in_time(tmp_path: Path) 
         target = next(number for number in c.ids if number != leader)
         c.member(target).raft.may_lead = False
         with trio.fail_after(10), pytest.raises(Refused, match="did not take over"):
-            await c.nodes[leader].transfer("log", target)
+            await c.transfer(leader, target)
         await c.append(leader, [(b"", b"y")])
 
 
@@ -497,7 +497,7 @@ async def test_a_transfer_whose_target_dies_as_it_takes_over_ends(
 
         async def transfer() -> None:
             with pytest.raises(Refused) as caught:
-                await c.nodes[1].transfer("log", 2)
+                await c.transfer(1, 2)
             outcome.append(str(caught.value))
 
         c.partition(1)

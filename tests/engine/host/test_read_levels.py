@@ -58,7 +58,7 @@ async def test_a_leader_that_can_not_commit_says_so_within_an_election(
         await c.append(leader, [(b"", b"x")])
         other = next(number for number in c.ids if number != leader)
         deaf.add(other)
-        await c.nodes[leader].transfer("log", other)
+        await c.transfer(leader, other)
         assert c.member(other).raft.role == LEADER
         with trio.fail_after(20), pytest.raises(NotLeader):
             await c.nodes[other].bounds("log", "leader")

@@ -87,6 +87,7 @@ async def test_a_halted_group_votes_acknowledges_and_refuses(tmp_path: Path) -> 
         # The core elects and commits as ever.
         term = member.raft.term
         other = next(number for number in c.ids if number != leader)
+        await until(lambda: other in c.system(leader).live)
         member.raft.transfer(other)
         c.system(leader).ready_loop.mark(member)
         await until(lambda: c.leads(other, "s"))
