@@ -38,7 +38,7 @@ from .segment_files import SegmentFiles
 from .segment_job import SegmentRunner
 from .segment_writer import SegmentWriter
 from .space import Space
-from .wal import Rolled, Sealed
+from .wal import Rolled, Sealed, WalConfig
 
 
 class Above(Upcalls):
@@ -125,7 +125,7 @@ def compose_storage(
         rolled,
         above.failed,
         lambda reason: space.note(reason),
-        config.wal_batch_bytes,
+        WalConfig.of(config).batch_bytes,
     )
     space = Space(ground.path, ground.disk, config, group_commit, above.queued, refused)
     meta_batch = MetaBatch(

@@ -48,7 +48,7 @@ class WalConfig:
     file_bytes: int = 64 << 20
     """A file's size. Small enough to zero-fill in a tenth of a second, large enough that rolling is rare."""
     batch_bytes: int = 1 << 20
-    """The most one sync carries, one oversized entry apart: the disk's throughput is at its ceiling there."""
+    """The most one sync carries, one oversized entry apart."""
     stock: int = 2
     """Spare files kept for the next rolls."""
     reserve: int = 0
@@ -56,8 +56,9 @@ class WalConfig:
 
     @classmethod
     def of(cls, config: SystemConfig) -> WalConfig:
-        """Return the WAL's part of a system's limits."""
-        return cls(config.wal_file_bytes, config.wal_batch_bytes, config.wal_stock_files, config.wal_reserve_files)
+        """Return the WAL's part of a system's limits: batches only as large as fit well into its files."""
+        batch = min(config.wal_batch_bytes, max(1 << 20, config.wal_file_bytes // 4))
+        return cls(config.wal_file_bytes, batch, config.wal_stock_files, config.wal_reserve_files)
 
 
 class Gap(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from logyard.engine.config import MIB, SystemConfig
+from logyard.engine.log.wal import WalConfig
 from logyard.protocol.errors import BadRequest
 
 from ..source_tree import product_sources
@@ -47,7 +48,6 @@ def test_the_defaults_are_valid() -> None:
 @pytest.mark.parametrize(
     ("values", "key"),
     [
-        ({"wal_batch_bytes": 8 * MIB, "wal_file_bytes": 4 * MIB}, "wal_batch_bytes"),
         ({"group_inflight_bytes": 512 * MIB}, "group_inflight_bytes"),
         ({"generation_bytes": 16 * MIB, "generation_transaction_bytes": 32 * MIB}, "generation_transaction_bytes"),
         ({"liveness_interval_ms": 300}, "liveness_timeout_ms"),
@@ -58,6 +58,20 @@ def test_limits_that_contradict_each_other_are_refused(values: dict[str, int], k
     with pytest.raises(BadRequest, match=f"^{key} = ") as caught:
         SystemConfig(**values)
     assert caught.value.details["key"] == key
+
+
+@pytest.mark.parametrize(
+    ("values", "batch"),
+    [
+        ({}, 4 * MIB),
+        ({"wal_file_bytes": 8 * MIB}, 2 * MIB),
+        ({"wal_file_bytes": MIB}, MIB),
+        ({"wal_batch_bytes": 64 * MIB}, 16 * MIB),
+        ({"wal_batch_bytes": MIB // 2, "wal_file_bytes": MIB}, MIB // 2),
+    ],
+)
+def test_a_sync_carries_no_more_than_its_files_have_room_for(values: dict[str, int], batch: int) -> None:
+    assert WalConfig.of(SystemConfig(**values)).batch_bytes == batch
 
 
 @pytest.mark.parametrize(
