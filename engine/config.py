@@ -44,8 +44,9 @@ class SystemConfig:
         4 * MIB,
         64 * KIB,
         64 * MIB,
-        "One sync carries so much at most, and no more than a quarter of a file (1 MiB where files are below 4 MiB): "
-        "the disk is as fast with 1 MiB, but between two batches the WAL's thread waits for the interpreter.",
+        "Bytes of one sync at most, as far as the disk writes them in 10 ms (1 MiB if it does not), and no more than a "
+        "quarter of a file (1 MiB where files are below 4 MiB): no disk gets faster with more than 1 MiB, but between "
+        "two batches the WAL's thread waits for the interpreter.",
     )
     wal_stock_files: int = _limit(
         2,

@@ -110,7 +110,7 @@ METRICS = (
     Metric("fdatasyncs", "counter", "Syncs of files; one serves every group that had something to write.",
            field("fdatasyncs")),
     Metric("disk_written_bytes", "counter", "Bytes written to files.", field("bytes_written")),
-    Metric("wal_batches", "counter", "Batches of the write-ahead log: one gather-write and one sync each.",
+    Metric("wal_batches", "counter", "Batches of the write-ahead log: one sync each.",
            field("wal", "batches")),
     Metric("wal_written_bytes", "counter", "Entry bytes in those batches.", field("wal", "written_bytes")),
     Metric("wal_write_seconds", "counter", "Time spent in their writes and syncs.", field("wal", "write_s")),

@@ -36,6 +36,11 @@ MIXED_BYTES = 256 * 1024
 """A batch up to this size is not worth sorting."""
 SMALL_BYTES = 64 * 1024
 """A group's items up to this size are never put off for others' sake."""
+FULL_SECONDS = 0.01
+"""What waits behind a full batch, a vote too, waits for about so long, twice where one was handed over ahead."""
+FULL_BYTES_MIN = 1 << 20
+"""A slow disk takes longer than that for so many bytes, and smaller batches would only be more syncs."""
+PACE_MIN = 1e-12
 AHEAD = 2
 """Batches with the WAL thread: one that is being written, and a full one behind it."""
 ENTRY_OVERHEAD = 256
@@ -45,6 +50,25 @@ ENTRY_OVERHEAD = 256
 def metadata_bytes(entries: Iterable[Entry]) -> int:
     """Return the bytes that entries without their payloads hold in memory."""
     return sum(len(entry.data) + ENTRY_OVERHEAD for entry in entries)
+
+
+class FullBatch:
+    """How many bytes make a batch full: as many as the disk has lately written in `FULL_SECONDS`, from `FULL_BYTES_MIN`
+    up to the limit. `look` is told of batches, from whichever thread writes them."""
+
+    __slots__ = ("bytes", "_least", "_most", "_pace")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._least = self.bytes = min(most, FULL_BYTES_MIN)
+        # Mean seconds a byte: one write that hangs counts for more than one that is fast.
+        self._pace = FULL_SECONDS / self._least
+
+    def look(self, size: int, seconds: float) -> None:
+        """Learn from a batch, if it was large: a small one is nothing but its sync."""
+        if size >= self._least // 2:
+            self._pace += (seconds / size - self._pace) * 0.1
+            self.bytes = int(min(self._most, max(self._least, FULL_SECONDS / max(self._pace, PACE_MIN))))
 
 
 class GroupCommit:
@@ -68,7 +92,7 @@ class GroupCommit:
         # A full disk refused what is first in line; `resume` tries again.
         self.held = False
         self.items: list[WalItem] = []
-        self.batch_bytes_max = batch_bytes_max
+        self.full = FullBatch(batch_bytes_max)
         self._put_off = False
         self.bytes = 0
         # Of all entries that came by, with what their objects cost; whoever keeps them gives back.
@@ -166,7 +190,7 @@ class GroupCommit:
         batch)."""
         sizes = self._sizes
         while self.items and not (self._alone or self.held) and self.error is None:
-            if sizes and (len(sizes) >= AHEAD or self.bytes < self.batch_bytes_max or self._idle):
+            if sizes and (len(sizes) >= AHEAD or self.bytes < self.full.bytes or self._idle):
                 return
             items, size = self._take()
             self.bytes -= size
@@ -213,13 +237,13 @@ class GroupCommit:
 
     def _take(self) -> tuple[list[WalItem], int]:
         """Return the next batch: all of it, unless it is many bytes. Then small items go first, in every other batch
-        without the large ones, of which no more are taken than fit, and at least one: a small group waits for one large
-        record, not for several. The items of one group keep their order."""
+        without the large ones, of which no more are taken than fit, and at least one: a small group waits for one
+        batch of large records, not for all of them. The items of one group keep their order."""
         if self.bytes <= MIXED_BYTES:
             items, self.items = self.items, []
             return items, self.bytes
         sizes = [sum([len(entry.data) + entry.body_bytes for entry in item.entries]) for item in self.items]
-        most = self.batch_bytes_max
+        most = self.full.bytes
         alone = self._put_off or min(sizes) > SMALL_BYTES or max(sizes) <= SMALL_BYTES
         self._put_off = not alone
         taken: list[WalItem] = []
@@ -328,6 +352,7 @@ class GroupCommit:
         # syncs; one slow sync does not, for the thread costs a lone client more than the sync.
         self.sync_seconds += (end - start - self.sync_seconds) * 0.1
         self.pace_seconds += (min(end - start, SLOW_SECONDS) - self.pace_seconds) * 0.1
+        self.full.look(size, end - start)
         self.batches += 1
         self.batch_bytes += size
         self.syncs += self.wal.position[0] - number

@@ -38,7 +38,7 @@ from .wal_replay import ReplayResult
 __all__ = ["Gap", "Rolled", "Sealed", "Wal", "WalConfig", "WalItem"]
 
 STAGE_BYTES = (1 << 20) + 64 * BLOCK
-"""A full batch of the default size and its metadata go through in one write; a larger one takes several."""
+"""A batch of a MiB and its metadata go through in one write; a larger one takes several, and one sync all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class WalConfig:
 
     @classmethod
     def of(cls, config: SystemConfig) -> WalConfig:
-        """Return the WAL's part of a system's limits: batches only as large as fit well into its files."""
+        """Return the WAL's part of a system's limits: batches of a quarter of a file, or of 1 MiB, at most."""
         batch = min(config.wal_batch_bytes, max(1 << 20, config.wal_file_bytes // 4))
         return cls(config.wal_file_bytes, batch, config.wal_stock_files, config.wal_reserve_files)
 

@@ -13,7 +13,7 @@ import trio
 
 from logyard.engine.entry import COMMANDS, Entry
 from logyard.engine.log import group_commit as durability_module
-from logyard.engine.log.group_commit import MIXED_BYTES, SMALL_BYTES, GroupCommit
+from logyard.engine.log.group_commit import MIXED_BYTES, SMALL_BYTES, FullBatch, GroupCommit
 from logyard.engine.log.wal import Wal, WalItem
 from logyard.protocol.errors import NoSpace
 
@@ -41,6 +41,27 @@ def take(one: GroupCommit) -> list[tuple[int, int]]:
     items, size = one._take()
     one.bytes -= size
     return [(found.uid, found.entries[0].index) for found in items]
+
+
+def test_a_full_batch_is_what_the_disk_writes_in_ten_milliseconds() -> None:
+    full = FullBatch(4 * MIB)
+    assert full.bytes == MIB
+
+    def after(rate: float, batches: int = 60) -> int:
+        for _ in range(batches):
+            full.look(full.bytes, full.bytes / rate)
+        return full.bytes
+
+    assert after(1000e6) == 4 * MIB
+    assert after(200e6) == pytest.approx(2e6, rel=0.02)
+    assert after(20e6) == MIB, "no less on a slow disk: only the syncs would be more"
+    assert after(1000e6) == 4 * MIB
+    full.look(4 * MIB, 0.5)
+    assert full.bytes == MIB, "one that hangs counts at once"
+    after(1000e6)
+    full.look(4096, 0.5)
+    assert full.bytes == 4 * MIB, "a small batch says nothing of the bytes"
+    assert FullBatch(64 << 10).bytes == 64 << 10
 
 
 def test_a_small_group_waits_for_one_large_record() -> None:
