@@ -42,7 +42,7 @@ def bench(*words: str) -> dict[str, Any]:
     [
         ("--nodes", "1", "--logs", "1", "--size", "256", "--clients", "5", "--window", "100"),
         ("--nodes", "1", "--logs", "3", "--size", "256", "--clients", "5", "--runtime", "asyncio"),
-        ("--nodes", "1", "--logs", "1", "--size", "65536", "--clients", "5", "--window", "10", "--keep", "10000000"),
+        ("--nodes", "1", "--logs", "1", "--size", "4096", "--clients", "5", "--window", "100", "--keep", "10000000"),
         ("--nodes", "3", "--logs", "20", "--size", "5000", "--clients", "8", "--processes", "2"),
     ],
     ids=["pipelined, one node", "under asyncio, one node", "what is old goes", "closed loop, three nodes"],
