@@ -16,7 +16,9 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from logyard.protocol.errors import OutOfRange
 
 from .histogram import Histogram
 from .loops import run_process
@@ -35,7 +37,7 @@ BACKLOG_MAX = 100_000
 """Outstanding with a rate; what is due beyond waits, and its waiting counts."""
 WINDOW_BYTES_MIN = 64 << 20
 RECORD_BYTES = 64
-"""Added to a body for its share of tables and heads, generously."""
+"""Added to a body for its share of tables and heads, generously: windows and limits in bytes count them too."""
 PROBLEMS_MAX = 5
 
 
@@ -188,8 +190,6 @@ class Load:
     async def verify(self) -> tuple[int, int]:
         """Read the sample back and compare; return (verified, lost or different). What a log did not have to keep, and
         has given up, is neither."""
-        from logyard.protocol.errors import OutOfRange
-
         waiting = iter(self.sample)
         good = bad = 0
 
@@ -198,10 +198,10 @@ class Load:
             for log, offset, number in waiting:
                 try:
                     page = await self.logs[log].poll(offset, max_records=1, max_bytes=1)
-                except OutOfRange:
-                    if self.spec.keep:
-                        continue
-                    raise
+                except OutOfRange as error:
+                    if not self.spec.keep or offset >= cast(int, error.details["start"]):
+                        raise
+                    continue
                 records = page.records
                 if records and records[0].offset == offset and records[0].payload == self.workload.body(number):
                     good += 1

@@ -68,7 +68,7 @@ class AppendSettings:
     processes: int = processes_option()
     runtime: str = runtime_option()
     rate: float = option(0.0, "Appends a second, due at fixed times (0: closed loop).", least=0.0)
-    keep: int = option(0, "Newest bytes of bodies that a log keeps; the oldest go (0: all stay).", least=0)
+    keep: int = option(0, "Bytes that a log keeps; the oldest records go (0: all stay).", least=0)
 
 
 @dataclass(frozen=True, slots=True)

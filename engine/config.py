@@ -18,6 +18,8 @@ from logyard.protocol.errors import BadRequest
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+BATCH_BYTES = 4 * MIB
+"""Of `wal_batch_bytes`, where nobody chose: decision 0045."""
 RING_ENTRIES_DUE = 128
 """Of a system group, above its snapshot: the less changed, the less is written, and kept by LMDB, at a time."""
 
@@ -41,7 +43,7 @@ class SystemConfig:
         "A full file is sealed; larger files seal less often and take longer to replay and to empty.",
     )
     wal_batch_bytes: int = _limit(
-        4 * MIB,
+        BATCH_BYTES,
         64 * KIB,
         64 * MIB,
         "Bytes of one sync at most, as far as the disk writes them in 10 ms (1 MiB if it does not), and no more than a "
@@ -404,6 +406,9 @@ class SystemConfig:
             raise BadRequest(
                 f"ring_slot_bytes = {self.ring_slot_bytes}: must be a multiple of 4 KiB", key="ring_slot_bytes"
             )
+        if self.wal_batch_bytes != BATCH_BYTES:
+            # The default follows the files (`log.wal.WalConfig.of`); what somebody chose must not contradict them.
+            self._not_above("wal_batch_bytes", "wal_file_bytes")
         self._not_above("wal_file_bytes", "wal_unflushed_bytes_max")
         self._not_above("group_inflight_bytes", "node_inflight_bytes")
         self._not_above("append_bytes_max", "append_inflight_bytes")

@@ -60,7 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     met: Counter[str] = Counter()
     for item in items:
         if sample := item.get_closest_marker("sample"):
-            met[name := item.nodeid.partition("[")[0]] += 1
+            name = item.nodeid.partition("[")[0]
+            met[name] += 1
             if met[name] > sample.args[0]:
                 item.add_marker(pytest.mark.long)
         if "spark" in getattr(item, "fixturenames", ()):

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ..calibrate import describe_machine
 from ..cluster import Cluster, Nodes, create_logs, log_names, statuses
-from ..load import LoadSpec
+from ..load import RECORD_BYTES, LoadSpec
 from ..processes import Meter
 from ..report import append_figures, shares
 from ..settings import AppendSettings
@@ -70,8 +70,9 @@ def run_append(
         sum(int(one[key]) for one in after) - sum(int(one[key]) for one in before) for key in ("fdatasyncs", "commit")
     )
     different = sum(int(result["lost"]) for result in results)
-    stored = sum(end for _, end in bounds)
-    gone = sum(max(0, -(-settings.keep // settings.size) - (end - start)) for start, end in bounds if start)
+    stored, kept = sum(end for _, end in bounds), sum(end - start for start, end in bounds)
+    wanted = -(-settings.keep // (settings.size + RECORD_BYTES))
+    gone = sum(max(0, wanted - (end - start)) for start, end in bounds if start)
     lost = different + max(0, figures["acknowledged"] - stored) + gone
     return {
         "ok": not lost and not figures["failed"] and figures["acknowledged"] > 0,
@@ -82,6 +83,7 @@ def run_append(
         **used,
         "lost": lost,
         "stored": stored,
+        "kept": kept,
         "fdatasyncs": syncs,
         "commands_per_entry": round(figures["acknowledged"] * cluster.count / max(1, entries), 2),
         "setup_s": round(setup_s, 3),

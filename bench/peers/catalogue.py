@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..settings import KvSettings
 from ..suite.ours import settings_of
 from ..suite.run import Contender
 from ..suite.table import Case, Profile
@@ -62,12 +61,11 @@ class Runner:
 
 def load_of(case: Case, profile: Profile, processes: int) -> Load:
     """Return what a case asks of any system: appends, or what KV has beside its defaults."""
-    told: Mapping[str, Any] = {**(asdict(KvSettings()) if case.kind == "kv" else {}), **case.settings}
-    settings = settings_of(case, profile, processes)
+    told: Mapping[str, Any] = asdict(settings_of(case, profile, processes))
     mode = str(told.get("mode", PUT))
     return Load(
         clients=int(told["clients"]), window=int(told.get("window", 1)), size=int(told["size"]),
-        logs=int(told.get("logs", 1)), seconds=settings.seconds, warmup_s=settings.warmup_s,
+        logs=int(told.get("logs", 1)), seconds=told["seconds"], warmup_s=told["warmup_s"],
         rate=float(told.get("rate", 0.0)), processes=processes, mode=mode,
         watchers=int(told["watchers"]) if mode == WATCH else 0, keep=int(told.get("keep", 0)),
     )  # fmt: skip

@@ -151,7 +151,7 @@ class Profile:
 
 RIVALS = ("etcd", "etcd-debian", "ra", "rabbitmq", "nats", "redis", "zookeeper", "pysyncobj")
 SMALL = ("recover-100",)
-LARGE = tuple(case.name for case in CASES if case.settings.get("seconds") == 60.0)
+LARGE = tuple(case.name for case in CASES if "keep" in case.settings)
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (

@@ -43,9 +43,13 @@ def bench(*words: str) -> dict[str, Any]:
         ("--nodes", "1", "--logs", "1", "--size", "256", "--clients", "5", "--window", "100"),
         ("--nodes", "1", "--logs", "3", "--size", "256", "--clients", "5", "--runtime", "asyncio"),
         ("--nodes", "1", "--logs", "1", "--size", "4096", "--clients", "5", "--window", "100", "--keep", "10000000"),
+        ("--nodes", "1", "--logs", "3", "--size", "16", "--clients", "5", "--window", "100", "--keep", "1000000"),
         ("--nodes", "3", "--logs", "20", "--size", "5000", "--clients", "8", "--processes", "2"),
     ],
-    ids=["pipelined, one node", "under asyncio, one node", "what is old goes", "closed loop, three nodes"],
+    ids=[
+        "pipelined, one node", "under asyncio, one node", "what is old goes", "what is old and small goes",
+        "closed loop, three nodes",
+    ],
 )
 def test_append_counts_verifies_and_agrees_with_its_window(tmp_path: Path, shape: Sequence[str]) -> None:
     found = bench("append", *shape, "--seconds", "1", "--warmup", "0.5", "--dir", str(tmp_path / "nodes"))
@@ -55,6 +59,9 @@ def test_append_counts_verifies_and_agrees_with_its_window(tmp_path: Path, shape
     assert found["ops_per_s"] > 10
     assert found["mb_per_s"] == pytest.approx(found["ops_per_s"] * found["size"] / 1e6, rel=0.01)
     assert found["acknowledged"] == found["stored"] >= found["ops_per_s"]
+    # A limit is kept to an eighth of it, and to an entry.
+    most = found["keep"] * 9 // 8 + (2 << 20) if found["keep"] else found["stored"] * found["size"]
+    assert 0 < found["kept"] * found["size"] <= most
     assert 0 < found["verified"] < found["acknowledged"] / 20
     assert 0 < found["p50_ms"] <= found["p99_ms"]
     assert 0.5 < found["window_agreement"] < 2

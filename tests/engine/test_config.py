@@ -48,6 +48,8 @@ def test_the_defaults_are_valid() -> None:
 @pytest.mark.parametrize(
     ("values", "key"),
     [
+        ({"wal_batch_bytes": 8 * MIB, "wal_file_bytes": 4 * MIB}, "wal_batch_bytes"),
+        ({"wal_batch_bytes": 3 * MIB, "wal_file_bytes": 2 * MIB}, "wal_batch_bytes"),
         ({"group_inflight_bytes": 512 * MIB}, "group_inflight_bytes"),
         ({"generation_bytes": 16 * MIB, "generation_transaction_bytes": 32 * MIB}, "generation_transaction_bytes"),
         ({"liveness_interval_ms": 300}, "liveness_timeout_ms"),

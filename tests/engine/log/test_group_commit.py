@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -62,6 +63,30 @@ def test_a_full_batch_is_what_the_disk_writes_in_ten_milliseconds() -> None:
     full.look(4096, 0.5)
     assert full.bytes == 4 * MIB, "a small batch says nothing of the bytes"
     assert FullBatch(64 << 10).bytes == 64 << 10
+
+
+@pytest.mark.parametrize(("rate", "records"), [(1000e6, 4), (20e6, 1)])
+def test_batches_are_as_large_as_the_disk_is_fast(
+    monkeypatch: pytest.MonkeyPatch, rate: float, records: int
+) -> None:
+    now = [0.0]
+
+    class Timed:
+        """A log whose writes take their time by this clock."""
+
+        position = (0, 0)
+
+        def write(self, items: Sequence[WalItem]) -> None:
+            now[0] += sum(len(entry.data) for one in items for entry in one.entries) / rate
+
+    monkeypatch.setattr("logyard.engine.log.group_commit.time", SimpleNamespace(monotonic=lambda: now[0]))
+    unused: Any = Idle()
+    one = GroupCommit(cast(Wal, Timed()), unused, unused, unused, unused, 4 * MIB)
+    for index in range(1, 61):
+        one._write([item(1, index, MIB)], MIB)
+    for index in range(61, 69):
+        one.add(item(1, index, MIB))
+    assert len(take(one)) == records
 
 
 def test_a_small_group_waits_for_one_large_record() -> None:
