@@ -81,7 +81,7 @@ class GenerationPort(Protocol):
 
 class SourceEntry(NamedTuple):
     """An entry to be written to a generation. `live` names the units to keep (None: all); `read(offset, length)`
-    gives payload bytes."""
+    gives payload bytes, which stay as they are until the next read of any entry of that source."""
 
     uid: int
     index: int  # type: ignore[assignment]  # tuple.index is not missed

@@ -9,15 +9,14 @@ Used by `generation`, with one writer at a time.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterable
 from typing import Protocol
 
-from .layout import PAGE, Buffer, aligned
+from .layout import Buffer, aligned
 
 NAME = "bodies"
-STAGE_BYTES = 1 << 20
+STAGE_BYTES = 2 << 20
 OFFSET_MAX = (1 << 63) - 1
 
 
@@ -36,8 +35,12 @@ class BodiesDoor(Protocol):
         """Return a descriptor of a file that is there."""
         ...
 
-    def aligned_write(self, fd: int, buffers: Iterable[Buffer], offset: int, stage: memoryview, /) -> int:
-        """Write buffers, whose total is aligned, through an aligned stage."""
+    def direct_memory(self, size: int, /) -> memoryview:
+        """Return aligned memory."""
+        ...
+
+    def direct_write(self, fd: int, memory: memoryview, offset: int, /) -> None:
+        """Write aligned memory."""
         ...
 
     def gather_write(self, fd: int, buffers: Iterable[Buffer], offset: int, /) -> int:
@@ -58,7 +61,7 @@ class BodiesDoor(Protocol):
 
 
 class Unwritten(Exception):
-    """A batch did not become durable: `cause` says why."""
+    """What was taken did not become durable: `cause` says why."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -68,7 +71,9 @@ class Unwritten(Exception):
 class Bodies:
     """Of the generation in `directory`. `open` makes it usable, with a `door` for writing too. Raises `OSError`."""
 
-    __slots__ = ("path", "_door", "_fd", "_write", "_direct", "_stage", "_start", "_parts", "_size", "doubtful")
+    __slots__ = (
+        "path", "_door", "_fd", "_write", "_direct", "_stage", "_start", "_written", "_staged", "doubtful",
+    )  # fmt: skip
 
     def __init__(self, directory: str) -> None:
         self.path = os.path.join(directory, NAME)
@@ -76,10 +81,8 @@ class Bodies:
         self._fd = self._write = -1
         self._direct = False
         self._stage = memoryview(b"")
-        # Where the next batch begins, what it is so far, and how long that is.
-        self._start = 0
-        self._parts: list[Buffer] = []
-        self._size = 0
+        # Where the batch begins; how much of it is written, and how much waits in the stage.
+        self._start = self._written = self._staged = 0
         # A batch, or the commit that names one, failed: what the descriptor and the page cache say counts for nothing.
         self.doubtful = False
 
@@ -104,8 +107,8 @@ class Bodies:
         self._direct = self._write >= 0
         if not self._direct:
             self._write = door.open_file(self.path, write=True)
-        elif not self._stage:
-            self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
+        if not self._stage:
+            self._stage = door.direct_memory(STAGE_BYTES)
 
     def doubt(self) -> None:
         """Know that the commit failed that may have named what was written: `reopen` before more is."""
@@ -132,44 +135,66 @@ class Bodies:
     @property
     def waits(self) -> bool:
         """Whether something was taken that is not durable."""
-        return bool(self._parts)
+        return self._written + self._staged > 0
 
     @property
     def end(self) -> int:
-        """Where the file ends with what is not written yet."""
-        return self._start + self._size
+        """Where the file ends with what is not durable yet."""
+        return self._start + self._written + self._staged
 
     def append(self, body: Buffer) -> int:
-        """Take bytes, which stay as they are until `flush`; return where they will lie."""
+        """Take a copy of bytes; return where they will lie. Raises `Unwritten`: none since `flush` was taken then."""
         place = self.end
-        self._parts.append(body)
-        self._size += len(body)
+        left = memoryview(body)
+        while len(left):
+            part = left[: STAGE_BYTES - self._staged]
+            self._stage[self._staged : self._staged + len(part)] = part
+            self._staged += len(part)
+            left = left[len(part) :]
+            if self._staged == STAGE_BYTES:
+                self._write_stage()
         return place
 
     def flush(self) -> int:
         """Make what was taken durable; return where it ends. Raises `Unwritten`: it was not taken then."""
-        if not self._parts:
+        if not self.waits:
             return self._start
         assert self._door is not None, "not open for writing"
-        door, parts = self._door, self._parts
-        try:
-            if self._direct:
-                door.aligned_write(self._write, [*parts, bytes(-self._size % PAGE)], self._start, self._stage)
-            else:
-                door.gather_write(self._write, parts, self._start)
-            door.datasync(self._write)
-        except OSError as error:
-            self.drop()
-            self.doubtful = True
-            raise Unwritten(error) from error
         end = self.end
+        if self._staged:
+            self._write_stage()
+        try:
+            self._door.datasync(self._write)
+        except OSError as error:
+            raise self._unwritten(error) from error
         self._start = aligned(end)
         self.drop()
         return end
 
+    def _write_stage(self) -> None:
+        """Write what the stage has, up to whole pages."""
+        assert self._door is not None, "not open for writing"
+        size = aligned(self._staged)
+        self._stage[self._staged : size] = bytes(size - self._staged)
+        part, place = self._stage[:size], self._start + self._written
+        try:
+            if self._direct:
+                self._door.direct_write(self._write, part, place)
+            else:
+                self._door.gather_write(self._write, [part], place)
+        except OSError as error:
+            raise self._unwritten(error) from error
+        self._written += self._staged
+        self._staged = 0
+
+    def _unwritten(self, error: OSError) -> Unwritten:
+        self.drop()
+        self.doubtful = True
+        return Unwritten(error)
+
     def drop(self) -> None:
         """Forget what was taken and not made durable."""
-        self._parts, self._size = [], 0
+        self._written = self._staged = 0
 
     def read(self, place: int, length: int) -> bytes:
         """Return bytes; fewer where the file ends. No file reaches beyond `OFFSET_MAX`, whatever a row says."""
@@ -185,10 +210,10 @@ class Bodies:
 
     def close(self) -> None:
         """Close the file."""
+        self.drop()
         if self._write >= 0:
             assert self._door is not None
             self._door.close(self._write)
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = self._write = -1
-        self.drop()

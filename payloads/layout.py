@@ -78,8 +78,8 @@ class SourceRow:
     """One entry to be stored. `units` lists *all* its units, in the order of its payload bytes; `live_units` those
     to keep (None: all).
 
-    `read(offset, length)` gives bytes of the entry's payload; it may raise `PayloadCorrupt`: the entry is then left
-    out and reported.
+    `read(offset, length)` gives bytes of the entry's payload, good until the next read of any row; it may raise
+    `PayloadCorrupt`: the entry is then left out and reported.
     """
 
     uid: int

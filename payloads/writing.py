@@ -216,64 +216,46 @@ class Writing:
     def _put(self, row: SourceRow, planned: Plan) -> None:
         """Write all rows of one entry. An entry above the transaction size spans several; only the last makes it
         count."""
-        inline, ready = self._read_together(row, planned)
+        units = planned.units
+        inline: list[Buffer] = []
+        for unit, offset, is_inline in units:
+            if is_inline:
+                # What is read is good until the next read.
+                body = bytes(_exactly(row, offset, unit.length))
+                if unit.hash and (got := xxhash.xxh3_128_digest(body, unit.seed)) != unit.hash:
+                    raise self._rotten(row, unit, got)
+                inline.append(body)
         key = KEY.pack(self._run, row.uid, row.index, row.term, 0, 0)
         self._put_row(key, layout.entry_value(key, row.term, row.data, planned, inline))
         self._map_bytes += planned.map_bytes
         since = 0
-        for unit, offset, is_inline in planned.units:
+        for unit, offset, is_inline in units:
             if is_inline:
                 continue
             hasher = xxhash.xxh3_128(seed=unit.seed) if unit.hash else None
             beside = layout.is_beside(unit.length, self._form)
             for piece, length in enumerate(layout.piece_lengths(unit.length, self._form)):
-                body = ready[offset] if offset in ready else _exactly(row, offset, length)
-                if len(body) != length:
-                    body = memoryview(body)[:length]
+                part = _exactly(row, offset, length)
                 if hasher is not None:
-                    hasher.update(body)
+                    hasher.update(part)
                 key = KEY.pack(self._run, row.uid, row.index, row.term, unit.number + 1, piece)
                 if beside:
-                    place = self._bodies.append(body)
-                    self._put_row(key, layout.place_value(key, unit.length, place, body))
+                    place = self._bodies.append(part)
+                    self._put_row(key, layout.place_value(key, unit.length, place, part))
                     self._batch_bytes += length
                 else:
-                    self._put_row(key, layout.piece_value(key, unit.length, body))
-                if offset in ready:
-                    ready[offset + length] = memoryview(ready.pop(offset))[length:]
+                    self._put_row(key, layout.piece_value(key, unit.length, part))
                 offset += length
                 since += length
                 if since >= self._config.transaction_bytes:
                     self._flush("part")
                     since = 0
-            ready.pop(offset, None)
             if hasher is not None and hasher.digest() != unit.hash:
                 raise self._rotten(row, unit, hasher.digest())
-        for unit, _, _ in planned.units:
+        for unit, _, _ in units:
             self._columns.add(row.uid, row.index, unit.number, unit.length)
         self._columns.add(row.uid, row.index, ENTRY_SLOT, planned.overhead + len(row.data))
         self._entry_count += 1
-
-    def _read_together(self, row: SourceRow, planned: Plan) -> tuple[list[Buffer], dict[int, Buffer]]:
-        """Return the inline units' bytes, and the other units by offset when one read gives them all: few calls, not
-        one a unit."""
-        first = planned.units[0][1]
-        last, last_at, _ = planned.units[-1]
-        inline: list[Buffer] = []
-        ready: dict[int, Buffer] = {}
-        whole: memoryview | None = None
-        if last_at + last.length - first <= layout.PIECE_BYTES:
-            whole = memoryview(_exactly(row, first, last_at + last.length - first))
-        for unit, offset, is_inline in planned.units:
-            if is_inline:
-                at = offset - first
-                body: Buffer = whole[at : at + unit.length] if whole is not None else _exactly(row, offset, unit.length)
-                if unit.hash and (got := xxhash.xxh3_128_digest(body, unit.seed)) != unit.hash:
-                    raise self._rotten(row, unit, got)
-                inline.append(body)
-            elif whole is not None:
-                ready[offset] = whole[offset - first : offset - first + unit.length]
-        return inline, ready
 
     def _rotten(self, row: SourceRow, unit: SourceUnit, got: bytes) -> PayloadCorrupt:
         what = f"the source of unit {unit.number} of entry {row.index} of group {row.uid:016x}"

@@ -429,7 +429,7 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
         clients = {number: f"{host}:{port}" for number, (host, port) in config.client_addresses.items()}
         clients |= {number: place.client for number, place in known.items()}
         host, port = config.client_listen
-        rpc = RpcServer(node, f"{host}:{port}", clients, limits, client_door)
+        rpc = RpcServer(node, f"{host}:{port}", clients, limits, client_door, delay=system.admission.delay)
         near = f"unix:{os.path.join(os.path.abspath(config.directory), ADMIN)}"
         admin = RpcServer(node, near, clients, limits, places=ADMIN_PLACES)
         system.admission.door(lambda: rpc.buffered() + admin.buffered())

@@ -67,6 +67,10 @@ class FaultyDisk(Disk):
         """Open as `Disk` does when `direct` is set."""
         return super().open_direct(path) if self.direct else -1
 
+    def open_direct_reads(self, path: str) -> int:
+        """Open as `Disk` does when `direct` is set."""
+        return super().open_direct_reads(path) if self.direct else -1
+
     def preallocate(self, fd: int, size: int, fill: bool = True) -> None:
         """Preallocate as `Disk` does, unless its turn to fail has come."""
         self._enter("preallocate", fd)

@@ -36,6 +36,14 @@ RETRY_S_UNKNOWN: Final = 0.05
 """While nothing is known of the rate at which bytes leave."""
 SAMPLE_S: Final = 0.02
 """Between two looks at the rate."""
+FILES_S: Final = 2.0
+"""An average of what whole files make room for forgets in so long: some of them."""
+PACED_FROM: Final = 0.75
+"""Of the debt that makes clients wait: from here on their large frames are spaced out."""
+PACE: Final = 4.0
+"""Times the rate of copying: what clients may write where that begins."""
+DELAY_S_MAX: Final = 1.0
+"""What is received must not wait longer for this, however little is copied: at the limit itself it is refused."""
 LOOK_BYTES: Final = 1 << 20
 """Memory is added up once for so many admitted bytes: more often says nothing new."""
 
@@ -71,13 +79,14 @@ def stages(config: SystemConfig, share: float) -> Stages:
 
 
 class Drain:
-    """How fast bytes leave (an average that forgets in some 100 ms), and who was told to come back for the room."""
+    """How fast bytes leave (an average that forgets in some `forget_s`), and who was told to come back for the room."""
 
-    __slots__ = ("rate", "known", "_total", "_at", "_promised", "_promised_at")
+    __slots__ = ("rate", "known", "_forget_s", "_total", "_at", "_promised", "_promised_at")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, forget_s: float = 5 * SAMPLE_S) -> None:
         self.rate = 0.0
         self.known = False
+        self._forget_s = forget_s
         self._total = 0
         self._at = now
         self._promised: dict[str, float] = {}
@@ -89,7 +98,7 @@ class Drain:
         if passed < SAMPLE_S:
             return
         rate = (total - self._total) / passed
-        weight = min(1.0, passed / (5 * SAMPLE_S)) if self.known else 1.0
+        weight = min(1.0, passed / self._forget_s) if self.known else 1.0
         self.rate += (rate - self.rate) * weight
         self.known = self.known or total > 0
         self._total, self._at = total, now
@@ -133,9 +142,10 @@ class Backlog(Protocol):
 
 
 class Debt(Protocol):
-    """What waits to be migrated."""
+    """What waits to be migrated, and what no longer does, since the start, bytes of files."""
 
     debt: int
+    repaid: int
 
 
 class Admission:
@@ -145,7 +155,8 @@ class Admission:
 
     __slots__ = (
         "inflight", "queued", "settled", "receiving", "full", "_group_commit", "_space", "_backlog", "_debt", "_cache",
-        "_windows", "_counted", "_file_bytes", "_most", "_whole", "_admitted", "_drain", "_clock",
+        "_windows", "_counted", "_file_bytes", "_most", "_whole", "_admitted", "_drain", "_copying",
+        "_copy_bytes_s_min", "_paced_from", "_free_at", "_clock",
     )  # fmt: skip
 
     def __init__(
@@ -179,6 +190,11 @@ class Admission:
         self._admitted = 0
         self._clock = clock
         self._drain = Drain(clock())
+        self._copying = Drain(clock(), FILES_S)
+        self._copy_bytes_s_min = config.migrate_bytes_s_min
+        # Debt from which on frames are spaced out, and when the next one may come.
+        self._paced_from = int(PACED_FROM * self._most.migration)
+        self._free_at = 0.0
 
     def admit(self, member: Debtor, size: int, reserved: bool = False) -> None:
         """Take `size` bytes for a frame of `member`, or raise `Busy` naming the stage that is full, or `NoSpace`.
@@ -210,7 +226,7 @@ class Admission:
             self._refuse(WAL_UNFLUSHED, self._file_bytes, size)
         debt = self._debt.debt
         if debt > limits.migration:
-            self._refuse(MIGRATION, debt - limits.migration, size)
+            self._refuse_debt(debt - limits.migration, size)
         raft = member.raft
         if raft.commit > raft.applied and apply_lag(member) > limits.apply:
             self._refuse(APPLY, size, size)
@@ -220,6 +236,22 @@ class Admission:
     def door(self, receiving: Callable[[], int]) -> None:
         """Let clients come in from here on: `receiving()` bytes are allocated for frames that are not complete."""
         self.receiving = receiving
+
+    def delay(self, size: int) -> float:
+        """Return the seconds that a client's large frame of `size` bytes should wait before it is received. Where much
+        waits to be migrated clients get a multiple of the rate at which that is done, which falls to nothing at the
+        limit: so both go on side by side, where to stop all clients and let them go in turns leaves the processors
+        idle half of the time."""
+        debt, limit = self._debt.debt, self._most.migration
+        if debt <= self._paced_from:
+            return 0.0
+        now = self._clock()
+        self._copying.sample(self._debt.repaid, now)
+        room = max(0.0, (limit - debt) / (limit - self._paced_from))
+        rate = PACE * room * max(self._copying.rate, self._copy_bytes_s_min)
+        wait = max(0.0, self._free_at - now) + size / max(rate, 1.0)
+        self._free_at = now + min(wait, DELAY_S_MAX)
+        return self._free_at - now
 
     def unqueue(self, size: int) -> None:
         """Take frames of `size` bytes from what waits for its turn: they are proposed."""
@@ -243,7 +275,9 @@ class Admission:
 
     def look(self) -> None:
         """Look once a tick at the rate, and the memory."""
-        self._drain.sample(self.settled, self._clock())
+        now = self._clock()
+        self._drain.sample(self.settled, now)
+        self._copying.sample(self._debt.repaid, now)
         self._is_full(self._most.memory)
 
     def _is_full(self, limit: int) -> bool:
@@ -260,6 +294,13 @@ class Admission:
         self._drain.sample(self.settled, now)
         self._counted(cause)
         raise Busy(cause, self._drain.retry(cause, over, size, now))
+
+    def _refuse_debt(self, over: int, size: int) -> NoReturn:
+        """Refuse until so much is copied: while nobody is let in, what leaves otherwise says nothing of that."""
+        now = self._clock()
+        self._copying.sample(self._debt.repaid, now)
+        self._counted(MIGRATION)
+        raise Busy(MIGRATION, self._copying.retry(MIGRATION, over, size, now))
 
     def status(self) -> dict[str, Any]:
         """Return bytes a stage, with its limit, for `logyard status`."""

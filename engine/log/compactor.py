@@ -52,7 +52,7 @@ def name_of(file: SealedFile) -> str:
 
 class Compactor:
     """Decides what moves, and moves it. `limit(debt)`: how many bytes a second may be copied beside the clients'
-    writes, 0 for any. `files` and `bytes` count what was emptied, and what of it lived."""
+    writes, 0 for any. `files` and `bytes` count what was emptied, and what of it lived; `repaid` their lengths."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Compactor:
         segments: SegmentFiles,
         limit: Callable[[int], int],
     ) -> None:
-        self.files = self.bytes = 0
+        self.files = self.bytes = self.repaid = 0
         self._config = config
         self._members = members
         self._store = store
@@ -164,6 +164,7 @@ class Compactor:
             self.debt = max(0, self.debt - file.length)
             self.files += 1
             self.bytes += live
+            self.repaid += file.length
             self._location.recycle(file.file)
             self._segments.release(file.file)
 

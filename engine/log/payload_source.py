@@ -11,17 +11,27 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from logyard.protocol.errors import Corrupt
 
-from ..disk.door import Disk, unreadable
+from ..disk.door import ALIGNMENT, HUGE_PAGE, Disk, unreadable
 from ..entry import Unit, units_of
 from ..ports import SourceEntry
 from .segment import SegmentReader
 from .wal_files import wal_name
 
+Units: TypeAlias = Sequence[Unit]
+
 READ_BYTES = 4 * 1024 * 1024
+"""Metadata of entries that are looked at together."""
+WINDOW_BYTES = HUGE_PAGE - 2 * ALIGNMENT
+"""Of an entry's payload so much is read at once: with the ends of its pages it fills a huge page."""
+DIRECT_BYTES = 256 * 1024
+"""From here on a window is read around the page cache: at 1 MiB that takes a quarter of the processor time,
+and leaves the cache to what is read again; at 64 KiB it takes more (docs/decisions/0046)."""
+HOLE_BYTES = 64 * 1024
+"""So much that is dead is read with what lives around it: it costs no more than another call."""
 
 Span = tuple[int, int, int, int]
 """(first index, first ordinal, end index, end ordinal): what lives, without the end."""
@@ -64,9 +74,9 @@ class FileSource(NamedTuple):
 
 
 class FileReader:
-    """Reads a `FileSource`; one thread at a time. Close it."""
+    """Reads a `FileSource`; one thread at a time. Close it. Payload is read by windows: few calls, not one a unit."""
 
-    __slots__ = ("_disk", "_path", "_segment", "_fd", "_live")
+    __slots__ = ("_disk", "_path", "_segment", "_fd", "_direct", "_live", "_page", "_at", "_held")
 
     def __init__(self, disk: Disk, source: FileSource) -> None:
         self._disk = disk
@@ -78,16 +88,23 @@ class FileReader:
             self._segment = SegmentReader(disk, source.segment, source.file)
         except OSError as error:
             raise unreadable(source.segment, 0, "a segment", error) from error
+        self._fd = self._direct = -1
+        self._page = disk.direct_memory(HUGE_PAGE)
+        # What was read last, and where it begins.
+        self._at, self._held = 0, memoryview(b"")
         try:
             self._fd = disk.open_file(self._path)
+            self._direct = disk.open_direct_reads(self._path)
         except OSError as error:
-            self._segment.close()
+            self.close()
             raise unreadable(self._path, 0, "a WAL file", error) from error
 
     def close(self) -> None:
         """Give both files back."""
         self._segment.close()
-        self._disk.close(self._fd)
+        for fd in (self._fd, self._direct):
+            if fd >= 0:
+                self._disk.close(fd)
 
     def __enter__(self) -> FileReader:
         return self
@@ -96,7 +113,8 @@ class FileReader:
         self.close()
 
     def read(self, uid: int, first: int, last: int) -> Iterator[SourceEntry]:
-        """Yield the entries first..last of a group of which something lives. Raises `Corrupt`."""
+        """Yield the entries first..last of a group of which something lives; what their `read` returns stays as it is
+        until the next read. Raises `Corrupt`."""
         spans = self._live[uid]
         ends = [span[2:] for span in spans]
         while first <= last:
@@ -106,24 +124,56 @@ class FileReader:
             for entry in entries:
                 if not entry.body_bytes or entry.tombstone:
                     continue
-                live = _live_units(entry.index, units_of(entry.data), spans, ends)
+                units = units_of(entry.data)
+                live = _live_units(entry.index, units, spans, ends)
                 if not live:
                     continue
 
-                def read(offset: int, length: int, base: int = entry.offset) -> bytes:
-                    return self._payload(base + offset, length)
+                def read(
+                    offset: int, length: int, base: int = entry.offset, units: Units = units, live: set[int] = live
+                ) -> memoryview:
+                    return self._payload(base, offset, length, units, live)
 
                 yield SourceEntry(uid, entry.index, entry.term, entry.data, live, read)
             first = entries[-1].index + 1
 
-    def _payload(self, offset: int, length: int) -> bytes:
-        try:
-            found = self._disk.read(self._fd, length, offset)
-        except OSError as error:
-            raise unreadable(self._path, offset, f"{length} readable bytes", error) from error
+    def _payload(self, base: int, offset: int, length: int, units: Sequence[Unit], live: set[int]) -> memoryview:
+        """Return bytes of the payload that begins at `base` in the file."""
+        at = base + offset - self._at
+        if at < 0 or at + length > len(self._held):
+            self._read_window(base + offset, base + max(offset + length, window_end(units, live, offset)))
+            at = 0
+        found = self._held[at : at + length]
         if len(found) != length:
-            raise Corrupt(self._path, offset, f"{length} bytes", len(found))
+            raise Corrupt(self._path, base + offset, f"{length} bytes", len(found))
         return found
+
+    def _read_window(self, begin: int, end: int) -> None:
+        """Read these bytes; fewer where the file ends."""
+        self._at, self._held = begin, memoryview(b"")
+        try:
+            if self._direct >= 0 and DIRECT_BYTES <= end - begin <= WINDOW_BYTES:
+                skipped = begin % ALIGNMENT
+                size = -(-(skipped + end - begin) // ALIGNMENT) * ALIGNMENT
+                found = self._disk.direct_read(self._direct, self._page[:size], begin - skipped)
+                self._held = self._page[skipped : min(skipped + end - begin, found)]
+            else:
+                self._held = memoryview(self._disk.read(self._fd, end - begin, begin))
+        except OSError as error:
+            raise unreadable(self._path, begin, f"{end - begin} readable bytes", error) from error
+
+
+def window_end(units: Sequence[Unit], live: set[int], begin: int) -> int:
+    """Return how far to read an entry's payload from `begin` on: whole units of `live` that lie close together, as many
+    as `WINDOW_BYTES` take; `begin` where not even one does."""
+    end = begin
+    for unit in units:
+        stop = unit.offset + unit.length
+        if stop > begin and unit.number in live:
+            if stop - begin > WINDOW_BYTES or unit.offset - end > HOLE_BYTES:
+                break
+            end = stop
+    return end
 
 
 def _live_units(index: int, units: Sequence[Unit], live: Sequence[Span], ends: Sequence[tuple[int, int]]) -> set[int]:

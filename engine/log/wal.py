@@ -8,7 +8,6 @@ time; reads, pins, `recycle` and `prepare_next` may come from any other.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
@@ -16,7 +15,7 @@ from typing import NamedTuple, NoReturn
 from logyard.protocol.errors import LogyardError, NoSpace, WalFailed
 
 from ..config import SystemConfig
-from ..disk.door import Disk, is_full, is_short
+from ..disk.door import HUGE_PAGE, Disk, is_full, is_short
 from ..entry import Entry
 from .record import (
     BLOCK,
@@ -37,8 +36,10 @@ from .wal_replay import ReplayResult
 
 __all__ = ["Gap", "Rolled", "Sealed", "Wal", "WalConfig", "WalItem"]
 
-STAGE_BYTES = (1 << 20) + 64 * BLOCK
-"""A batch of a MiB and its metadata go through in one write; a larger one takes several, and one sync all the same."""
+STAGE_BYTES = HUGE_PAGE
+"""What one write takes of a batch; a larger one takes several, and one sync all the same."""
+SMALL_STAGE_BYTES = 32 * BLOCK
+"""A batch that is no larger has memory of its own, so that a node that never sees another one has no huge page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class Wal:
 
     __slots__ = (
         "_ahead", "_direct", "_draw_salt", "_entries", "_error", "_fd", "_files", "_from", "_head", "_idle", "_last",
-        "_limit", "_number", "_recovered", "_rolled", "_seen", "_size", "_stage", "_tail", "_unknown", "disk",
+        "_limit", "_number", "_recovered", "_rolled", "_seen", "_size", "_small_stage", "_stage", "_tail",
+        "_unknown", "disk",
     )  # fmt: skip
 
     def __init__(
@@ -126,8 +128,8 @@ class Wal:
         self._fd = -1
         # Of the current file, for writing around the page cache; -1 where the file system has no such thing.
         self._direct = -1
-        # Anonymous memory is page-aligned, as such writes need it.
-        self._stage = memoryview(mmap.mmap(-1, STAGE_BYTES))
+        self._stage = disk.direct_memory(STAGE_BYTES)
+        self._small_stage = disk.direct_memory(SMALL_STAGE_BYTES)
         self._size = self._tail = 0
         self._ahead = Ahead(disk)
         # The last batch is empty, or there is none: nothing to seal.
@@ -311,7 +313,8 @@ class Wal:
             self._roll(total)
         encoded = encode_batch(self._head, self._number, self._tail, runs, metadata, plan.payload, plan.records)
         if self._direct >= 0:
-            written = self.disk.aligned_write(self._direct, encoded.buffers, self._tail, self._stage)
+            stage = self._small_stage if total <= SMALL_STAGE_BYTES else self._stage
+            written = self.disk.aligned_write(self._direct, encoded.buffers, self._tail, stage)
         else:
             written = self.disk.gather_write(self._fd, encoded.buffers, self._tail)
         assert written == total == encoded.total

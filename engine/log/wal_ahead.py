@@ -6,8 +6,6 @@ is ever under them, and replay takes them for the reserved space that they take 
 
 from __future__ import annotations
 
-import mmap
-
 from ..disk.door import Disk
 
 AHEAD_BYTES = 512 * 1024
@@ -27,8 +25,7 @@ class Ahead:
         self._direct = -1
         self._size = 0
         self._written = 0
-        # Anonymous memory is page-aligned, as writes around the page cache need it.
-        self._zeros = memoryview(mmap.mmap(-1, AHEAD_BYTES))
+        self._zeros = disk.direct_memory(AHEAD_BYTES)
 
     def begin(self, fd: int, direct: int, size: int) -> None:
         """Begin another file of `size` bytes; without a descriptor for direct writes (-1) there are no zeros."""
@@ -42,6 +39,7 @@ class Ahead:
             return
         self._written = end
         if size <= SMALL_BYTES:
+            # What is written there later changes no file-system metadata.
             ahead = min(AHEAD_BYTES, self._size - end)
-            self._disk.write_ahead(self._direct, self._zeros[:ahead], end)
+            self._disk.direct_write(self._direct, self._zeros[:ahead], end)
             self._written = end + ahead

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,8 @@ class Connection:
 
     __slots__ = (
         "server", "socket", "scope", "greeted", "progress", "_replies", "_outgoing", "_receiver", "_bell", "_ringing",
-        "_drained", "_sizes", "_inflight", "_reserved", "_answered", "_calls", "_nursery", "_paused", "_parked", "_raw",
+        "_drained", "_sizes", "_inflight", "_reserved", "_answered", "_calls", "_nursery", "_paused", "_delay",
+        "_parked", "_raw",
         "_write", "_frame", "_begun", "session", "_taken", "_counted", "caller",
     )  # fmt: skip
 
@@ -114,6 +115,8 @@ class Connection:
         self._calls = 0
         self._nursery: trio.Nursery | None = None
         self._paused = False
+        # Seconds that the large frame which is to be received next has to wait for what the disk has to do.
+        self._delay = 0.0
         self._parked = False
 
     # What the system calls.
@@ -285,7 +288,8 @@ class Connection:
     def _begin_large(self, wanted: int) -> bool:
         """Count the first step of a large frame, if there is room and nobody waits longer for it."""
         step = min(wanted, STEP_BYTES)
-        if self._over_budget(wanted) or not self.server.room.takes(step):
+        self._delay = self.server.delay(wanted)
+        if self._delay or self._over_budget(wanted) or not self.server.room.takes(step):
             return False
         self._counted_step(wanted, step)
         return True
@@ -300,6 +304,8 @@ class Connection:
         while self._over_budget(wanted):
             await self._answered.park()
         if wanted:
+            if self._delay:
+                await trio.sleep(self._delay)
             step = min(wanted, STEP_BYTES)
             await self.server.room.take(step)
             self._counted_step(wanted, step)
@@ -511,6 +517,11 @@ class Connection:
         return not (self.session or self._sizes or self._reserved or self._outgoing.size)
 
 
+def no_delay(size: int) -> float:
+    """Return 0: nothing is ever late."""
+    return 0.0
+
+
 def bind_unix(path: str) -> socket.socket:
     """Return a bound socket at `path` (0600), in place of what a process that was killed left there. Raises OSError."""
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -549,8 +560,10 @@ class RpcServer:
         config: SystemConfig,
         door: Door | None = None,
         places: int = 0,
+        delay: Callable[[int], float] = no_delay,
     ) -> None:
         self.system = system
+        self.delay = delay
         self.config = config
         self.door = door
         self.refusal = ""

@@ -129,6 +129,39 @@ async def test_two_hundred_large_frames_take_the_budget_in_turns_and_calls_are_a
         nursery.cancel_scope.cancel()
 
 
+async def test_large_frames_wait_as_long_as_the_node_says_and_small_ones_do_not(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with trio.open_nursery() as nursery:
+        cluster, system, server = await start(SystemConfig(), nursery)
+        uid = cluster.create("a", [1], 1).uid
+        came: list[tuple[int, float]] = []
+
+        def remember(uid: int, frame: memoryview, sink: Any, request: int, **_: bool) -> None:
+            came.append((request, trio.current_time() - begun))
+            sink.reply(request, 0, b"")
+
+        system.submit = remember  # type: ignore[method-assign]
+        asked: list[int] = []
+
+        def delay(size: int) -> float:
+            asked.append(size)
+            return 2.0
+
+        server.delay = delay
+        raw = await Raw.open(cluster)
+        begun = trio.current_time()
+        await raw.send(append(uid, 1))
+        assert [item[0] for item in await raw.reply()] == [1]
+        assert came == [(1, 0.0)] and not asked
+        nursery.start_soon(raw.send, append(uid, 2, MIB))
+        assert [item[0] for item in await raw.reply()] == [2]
+        assert came[1][0] == 2 and 2.0 <= came[1][1] < 2.5
+        assert len(asked) == 1 and MIB <= asked[0] < MIB + 4096, "once, with what it has"
+        assert server.inflight == 0
+        nursery.cancel_scope.cancel()
+
+
 @contextmanager
 def slow_node(path: Path, limits: dict[str, Any], seconds: float) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """One node process on a slow disk: its client address and the process."""

@@ -7,6 +7,7 @@ from now, before that step takes effect. Used by `cluster`.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import posixpath
 import random
@@ -160,6 +161,13 @@ class SimDisk(Disk):
 
     def open_direct(self, path: str) -> int:
         return -1
+
+    def open_direct_reads(self, path: str) -> int:
+        return -1
+
+    def direct_memory(self, size: int) -> memoryview:
+        # Pages that nothing is written to are none: most nodes here never use it.
+        return memoryview(mmap.mmap(-1, size))
 
     def _pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         self.step("write")

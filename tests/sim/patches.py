@@ -6,7 +6,6 @@ sees nothing of it. Used by `cluster`.
 
 from __future__ import annotations
 
-import mmap
 import os
 import random
 import shutil
@@ -25,7 +24,7 @@ import trio
 from logyard.engine import jobs
 from logyard.engine.disk import rate_limiter, slow_disk
 from logyard.engine.host import admission
-from logyard.engine.log import cache, group_commit, meta, wal, wal_ahead
+from logyard.engine.log import cache, group_commit, meta
 from logyard.engine.raft import steady
 from logyard.engine.raft.core import Raft
 from logyard.engine.raft.messages import Message
@@ -46,8 +45,6 @@ from .twins import Trio
 
 WALL_NS = 1_750_000_000 * 1_000_000_000
 PREFIX = "logyard."
-STAGE = memoryview(mmap.mmap(-1, wal.STAGE_BYTES))
-"""Nothing is ever staged here, as a simulated disk has no direct writes: one for all."""
 
 
 class Clock:
@@ -246,8 +243,6 @@ def installed(loop: Loop, draw: random.Random, clocks: bool = False) -> Iterator
     put(payload_store, "Journal", SimJournal)
     put(payload_store, "take_suspects", lambda path: [])
     put(generations, "check_file", _check_file(loop))
-    for one in (wal, wal_ahead):
-        put(one, "mmap", SimpleNamespace(mmap=lambda *_: STAGE))
     lane = Raft.hand_out
 
     def checked(raft: Raft, out: list[Message]) -> steady.Handed | None:

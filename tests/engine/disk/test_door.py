@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.engine.disk.door import ALIGNMENT, IOV_MAX, Disk, join_small
+from logyard.engine.disk.door import ALIGNMENT, HUGE_PAGE, IOV_MAX, Disk, join_small
 from logyard.engine.disk.faulty import Call, FaultyDisk
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import DirectoryInUse
@@ -183,3 +183,44 @@ def test_law_8_direct_writes_are_whole_however_short_the_parts(tmp_path: Path) -
         assert disk.aligned_write(fd, buffers, 2 * ALIGNMENT, stage) == len(data)
         os.close(fd)
         assert path.read_bytes()[2 * ALIGNMENT :] == data
+
+
+def test_reads_around_the_page_cache_give_what_is_there(tmp_path: Path) -> None:
+    disk = Disk()
+    path = str(tmp_path / "direct")
+    data = os.urandom(3 * HUGE_PAGE + 100)
+    fd = disk.create(path)
+    disk.gather_write(fd, [data], 0)
+    direct = disk.open_direct_reads(path)
+    memory = disk.direct_memory(HUGE_PAGE)
+    assert len(memory) == HUGE_PAGE and not any(memory)
+    for offset in (0, ALIGNMENT, 2 * HUGE_PAGE):
+        assert disk.direct_read(direct, memory, offset) == HUGE_PAGE
+        assert memory == data[offset : offset + HUGE_PAGE]
+    assert disk.direct_read(direct, memory[: 2 * ALIGNMENT], 3 * HUGE_PAGE) == 100, "fewer at the end"
+    assert memory[:100] == data[-100:]
+    assert disk.direct_read(direct, memory, 4 * HUGE_PAGE) == 0
+    for one in (fd, direct):
+        disk.close(one)
+
+
+def test_memory_for_direct_writes_begins_at_a_block_whatever_its_size(tmp_path: Path) -> None:
+    disk = Disk()
+    path = str(tmp_path / "direct")
+    disk.close(disk.create(path))
+    direct = disk.open_direct(path)
+    for size in (ALIGNMENT, 8 * ALIGNMENT, HUGE_PAGE):
+        memory = disk.direct_memory(size)
+        memory[:] = data = os.urandom(size)
+        disk.direct_write(direct, memory, 0)
+        assert (tmp_path / "direct").read_bytes()[:size] == data
+    disk.close(direct)
+
+
+def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mapping(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "no such advice")
+
+    monkeypatch.setattr(mmap, "mmap", Mapping)
+    assert len(Disk().direct_memory(HUGE_PAGE)) == HUGE_PAGE

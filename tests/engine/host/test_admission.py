@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from logyard.engine.config import SystemConfig
 from logyard.engine.host import admission as budget
 from logyard.engine.host.admission import Drain
 from logyard.machines.log.command import APPEND
@@ -183,6 +184,54 @@ def test_the_wait_is_what_the_rate_and_the_others_ask_for() -> None:
         now += 0.1
         drain.sample(total, now)
     assert drain.rate < 10 and drain.retry("stage", 50_000, 1, now) == budget.RETRY_S_MAX
+
+
+def test_clients_write_as_fast_as_the_debt_is_paid_where_it_comes_near_its_limit() -> None:
+    class Debt:
+        debt = repaid = 0
+
+    now, debt = 100.0, Debt()
+    config = SystemConfig(migrate_debt_bytes_max=1000 * MIB, migrate_bytes_s_min=10 * MIB, reserved_ratio=0.2)
+    nothing: Any = None
+    books = budget.Admission(config, nothing, nothing, nothing, debt, nothing, {}, nothing, lambda: now)
+    assert books.delay(MIB) == 0.0
+    debt.debt = 600 * MIB
+    assert books.delay(64 * MIB) == 0.0, "0.75 of the 0.8 that clients may use"
+    for _ in range(200):
+        now += 0.1
+        debt.repaid += 20 * MIB
+        books._copying.sample(debt.repaid, now)
+    for owed, factor in ((601, 4.0), (700, 2.0), (750, 1.0), (775, 0.5)):
+        now, debt.debt = now + 10, owed * MIB
+        debt.repaid += 2000 * MIB
+        waits = [books.delay(2 * MIB) for _ in range(4)]
+        # One behind the other, at that multiple of 200 MiB a second.
+        assert waits == pytest.approx([number * 0.01 / factor for number in (1, 2, 3, 4)], rel=0.05)
+    # At the limit, or where nothing gets done, nobody waits for longer than that.
+    debt.debt = 900 * MIB
+    assert [books.delay(2 * MIB) for _ in range(3)] == pytest.approx([budget.DELAY_S_MAX] * 3)
+    now, debt.debt = now + 100, 750 * MIB
+    assert books.delay(MIB) == pytest.approx(0.1), "what copying is never slowed below"
+
+
+def test_who_is_refused_for_the_debt_comes_back_when_so_much_is_copied() -> None:
+    class Debt:
+        debt = repaid = 0
+
+    now, debt = 100.0, Debt()
+    config = SystemConfig(migrate_debt_bytes_max=1000 * MIB, reserved_ratio=0.2)
+    nothing: Any = None
+    books = budget.Admission(config, nothing, nothing, nothing, debt, nothing, {}, lambda cause: None, lambda: now)
+    for _ in range(200):
+        now += 0.1
+        debt.repaid += 10 * MIB
+        books._copying.sample(debt.repaid, now)
+    # No client was answered all the while.
+    for over in (10, 30):
+        with pytest.raises(Busy) as busy:
+            books._refuse_debt(over * MIB, 0)
+        assert busy.value.cause == budget.MIGRATION
+        assert busy.value.retry_after == pytest.approx(over / 100, rel=0.1)
 
 
 @pytest.mark.long

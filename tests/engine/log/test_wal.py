@@ -437,10 +437,10 @@ class Reserved(Disk):
         """As told."""
         return self.unwritten
 
-    def write_ahead(self, fd: int, zeros: memoryview, offset: int) -> None:
+    def direct_write(self, fd: int, memory: memoryview, offset: int) -> None:
         """Remember it."""
-        self.ahead.append((offset, len(zeros)))
-        super().write_ahead(fd, zeros, offset)
+        self.ahead.append((offset, len(memory)))
+        super().direct_write(fd, memory, offset)
 
 
 def test_small_batches_find_the_space_behind_them_written(tmp_path: Path) -> None:
