@@ -240,7 +240,8 @@ class SegmentReader:
         if group is None or low > group.last or high < group.first:
             return []
         start = self._find(group, low)
-        end = group.row + group.rows
+        # An index has one row: who asks for one entry reads no others.
+        end = min(group.row + group.rows, start + high - low + 1)
         found: list[Entry] = []
         taken = 0
         # In a whole index a missing row was never there; in a damaged one it may be the damage.

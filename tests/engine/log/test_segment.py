@@ -69,6 +69,25 @@ def test_entries_come_back_by_group_and_range(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_one_entry_is_read_alone(tmp_path: Path) -> None:
+    class Counting(Disk):
+        read_bytes = 0
+
+        def read(self, fd: int, length: int, offset: int) -> bytes:
+            self.read_bytes += length
+            return super().read(fd, length, offset)
+
+    write(tmp_path, [(7, entry) for entry in commands(7, 1, 500)]).close()
+    disk = Counting()
+    reader = SegmentReader(disk, str(tmp_path / "5.segment"))
+    for low, high in ((1, 1), (250, 250), (499, 500), (500, 900)):
+        disk.read_bytes = 0
+        found = reader.entries(7, low, high)
+        assert [entry.index for entry in found] == list(range(low, min(high, 500) + 1))
+        assert disk.read_bytes == sum(ROW_BYTES + len(entry.data) for entry in found)
+    reader.close()
+
+
 def test_a_byte_limit_always_gives_one_entry(tmp_path: Path) -> None:
     reader = write(tmp_path, rows())
     size = reader.entries(7, 1, 1)[0].size
