@@ -217,3 +217,4 @@ class Bodies:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = self._write = -1
+        self._stage = memoryview(b"")
