@@ -107,8 +107,6 @@ class Bodies:
         self._direct = self._write >= 0
         if not self._direct:
             self._write = door.open_file(self.path, write=True)
-        if not self._stage:
-            self._stage = door.direct_memory(STAGE_BYTES)
 
     def doubt(self) -> None:
         """Know that the commit failed that may have named what was written: `reopen` before more is."""
@@ -145,6 +143,8 @@ class Bodies:
     def append(self, body: Buffer) -> int:
         """Take a copy of bytes; return where they will lie. Raises `Unwritten`: none since `flush` was taken then."""
         place = self.end
+        if not self._stage:
+            self._stage = self._new_stage()
         left = memoryview(body)
         while len(left):
             part = left[: STAGE_BYTES - self._staged]
@@ -154,6 +154,13 @@ class Bodies:
             if self._staged == STAGE_BYTES:
                 self._write_stage()
         return place
+
+    def _new_stage(self) -> memoryview:
+        assert self._door is not None, "not open for writing"
+        try:
+            return self._door.direct_memory(STAGE_BYTES)
+        except OSError as error:
+            raise self._unwritten(error) from error
 
     def flush(self) -> int:
         """Make what was taken durable; return where it ends. Raises `Unwritten`: it was not taken then."""
@@ -168,7 +175,7 @@ class Bodies:
         except OSError as error:
             raise self._unwritten(error) from error
         self._start = aligned(end)
-        self.drop()
+        self._written = self._staged = 0
         return end
 
     def _write_stage(self) -> None:
@@ -193,8 +200,9 @@ class Bodies:
         return Unwritten(error)
 
     def drop(self) -> None:
-        """Forget what was taken and not made durable."""
+        """Forget what was taken and not made durable, and give the stage's memory back."""
         self._written = self._staged = 0
+        self._stage = memoryview(b"")
 
     def read(self, place: int, length: int) -> bytes:
         """Return bytes; fewer where the file ends. No file reaches beyond `OFFSET_MAX`, whatever a row says."""
@@ -217,4 +225,3 @@ class Bodies:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = self._write = -1
-        self._stage = memoryview(b"")

@@ -250,9 +250,10 @@ class Disk:
         lies in huge pages where the kernel has them: the device is told of one piece of memory instead of hundreds, and
         is done in 0.55 to 0.7 of the time (docs/decisions/0046)."""
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if not size % HUGE_PAGE:
+        # A fork would have a page copied to which the device writes (open(2), O_DIRECT); a child has no use for it.
+        for advice in (mmap.MADV_DONTFORK, *([] if size % HUGE_PAGE else [mmap.MADV_HUGEPAGE])):
             try:
-                memory.madvise(mmap.MADV_HUGEPAGE)
+                memory.madvise(advice)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise

@@ -42,8 +42,8 @@ PACED_FROM: Final = 0.75
 """Of the debt that makes clients wait: from here on their large frames are spaced out."""
 PACE: Final = 4.0
 """Times the rate of copying: what clients may write where that begins."""
-DELAY_S_MAX: Final = 1.0
-"""What is received must not wait longer for this, however little is copied: at the limit itself it is refused."""
+DELAY_S_MAX: Final = 0.2
+"""No frame waits longer for that, however long the line is: what comes behind it on its connection waits too."""
 LOOK_BYTES: Final = 1 << 20
 """Memory is added up once for so many admitted bytes: more often says nothing new."""
 
@@ -83,9 +83,9 @@ class Drain:
 
     __slots__ = ("rate", "known", "_forget_s", "_total", "_at", "_promised", "_promised_at")
 
-    def __init__(self, now: float, forget_s: float = 5 * SAMPLE_S) -> None:
-        self.rate = 0.0
-        self.known = False
+    def __init__(self, now: float, forget_s: float = 5 * SAMPLE_S, rate: float = 0.0) -> None:
+        self.rate = rate
+        self.known = rate > 0
         self._forget_s = forget_s
         self._total = 0
         self._at = now
@@ -190,7 +190,7 @@ class Admission:
         self._admitted = 0
         self._clock = clock
         self._drain = Drain(clock())
-        self._copying = Drain(clock(), FILES_S)
+        self._copying = Drain(clock(), FILES_S, config.migrate_bytes_s_min)
         self._copy_bytes_s_min = config.migrate_bytes_s_min
         # Debt from which on frames are spaced out, and when the next one may come.
         self._paced_from = int(PACED_FROM * self._most.migration)
@@ -241,15 +241,15 @@ class Admission:
         """Return the seconds that a client's large frame of `size` bytes should wait before it is received. Where much
         waits to be migrated clients get a multiple of the rate at which that is done, which falls to nothing at the
         limit: so both go on side by side, where to stop all clients and let them go in turns leaves the processors
-        idle half of the time."""
+        idle half of the time. At the limit nobody waits: frames are received, and refused."""
         debt, limit = self._debt.debt, self._most.migration
-        if debt <= self._paced_from:
+        if not self._paced_from < debt < limit:
             return 0.0
         now = self._clock()
         self._copying.sample(self._debt.repaid, now)
-        room = max(0.0, (limit - debt) / (limit - self._paced_from))
+        room = (limit - debt) / (limit - self._paced_from)
         rate = PACE * room * max(self._copying.rate, self._copy_bytes_s_min)
-        wait = max(0.0, self._free_at - now) + size / max(rate, 1.0)
+        wait = max(0.0, self._free_at - now) + size / rate
         self._free_at = now + min(wait, DELAY_S_MAX)
         return self._free_at - now
 

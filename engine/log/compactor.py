@@ -52,7 +52,8 @@ def name_of(file: SealedFile) -> str:
 
 class Compactor:
     """Decides what moves, and moves it. `limit(debt)`: how many bytes a second may be copied beside the clients'
-    writes, 0 for any. `files` and `bytes` count what was emptied, and what of it lived; `repaid` their lengths."""
+    writes, 0 for any. `files` and `bytes` count what was emptied, and what of it lived; `repaid` the lengths of files
+    in which something did."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class Compactor:
             self.debt = max(0, self.debt - file.length)
             self.files += 1
             self.bytes += live
-            self.repaid += file.length
+            self.repaid += file.length if live else 0
             self._location.recycle(file.file)
             self._segments.release(file.file)
 

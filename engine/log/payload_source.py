@@ -8,6 +8,7 @@ job's report is adopted. Metadata comes from the file's segment, payload bytes f
 
 from __future__ import annotations
 
+import errno
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from logyard.protocol.errors import Corrupt
 
-from ..disk.door import ALIGNMENT, HUGE_PAGE, Disk, unreadable
+from ..disk.door import ALIGNMENT, HUGE_PAGE, Disk, is_short, unreadable
 from ..entry import Unit, units_of
 from ..ports import SourceEntry
 from .segment import SegmentReader
@@ -89,12 +90,12 @@ class FileReader:
         except OSError as error:
             raise unreadable(source.segment, 0, "a segment", error) from error
         self._fd = self._direct = -1
-        self._page = disk.direct_memory(HUGE_PAGE)
         # What was read last, and where it begins.
         self._at, self._held = 0, memoryview(b"")
         try:
             self._fd = disk.open_file(self._path)
             self._direct = disk.open_direct_reads(self._path)
+            self._page = disk.direct_memory(HUGE_PAGE)
         except OSError as error:
             self.close()
             raise unreadable(self._path, 0, "a WAL file", error) from error
@@ -141,26 +142,43 @@ class FileReader:
         """Return bytes of the payload that begins at `base` in the file."""
         at = base + offset - self._at
         if at < 0 or at + length > len(self._held):
-            self._read_window(base + offset, base + max(offset + length, window_end(units, live, offset)))
+            self._load(base + offset, length, base + window_end(units, live, offset))
             at = 0
         found = self._held[at : at + length]
         if len(found) != length:
             raise Corrupt(self._path, base + offset, f"{length} bytes", len(found))
         return found
 
-    def _read_window(self, begin: int, end: int) -> None:
-        """Read these bytes; fewer where the file ends."""
+    def _load(self, begin: int, length: int, end: int) -> None:
+        """Read so many bytes, and what lies behind them up to `end`, if that can be read; fewer where the file ends."""
         self._at, self._held = begin, memoryview(b"")
         try:
-            if self._direct >= 0 and DIRECT_BYTES <= end - begin <= WINDOW_BYTES:
-                skipped = begin % ALIGNMENT
-                size = -(-(skipped + end - begin) // ALIGNMENT) * ALIGNMENT
-                found = self._disk.direct_read(self._direct, self._page[:size], begin - skipped)
-                self._held = self._page[skipped : min(skipped + end - begin, found)]
-            else:
-                self._held = memoryview(self._disk.read(self._fd, end - begin, begin))
+            if end - begin > length:
+                try:
+                    self._held = self._read_window(begin, end - begin)
+                    return
+                except OSError as error:
+                    if is_short(error):
+                        raise
+                    # What can't be read may be what is dead, or the next unit, which says so itself.
+            self._held = self._read_window(begin, length)
         except OSError as error:
-            raise unreadable(self._path, begin, f"{end - begin} readable bytes", error) from error
+            raise unreadable(self._path, begin, f"{length} readable bytes", error) from error
+
+    def _read_window(self, begin: int, length: int) -> memoryview:
+        if self._direct >= 0 and DIRECT_BYTES <= length <= WINDOW_BYTES:
+            skipped = begin % ALIGNMENT
+            size = -(-(skipped + length) // ALIGNMENT) * ALIGNMENT
+            try:
+                found = self._disk.direct_read(self._direct, self._page[:size], begin - skipped)
+                return self._page[skipped : min(skipped + length, found)]
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # A file system that opens files for such reads, and then wants other sizes of them.
+                direct, self._direct = self._direct, -1
+                self._disk.close(direct)
+        return memoryview(self._disk.read(self._fd, length, begin))
 
 
 def window_end(units: Sequence[Unit], live: set[int], begin: int) -> int:

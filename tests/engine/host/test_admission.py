@@ -207,9 +207,13 @@ def test_clients_write_as_fast_as_the_debt_is_paid_where_it_comes_near_its_limit
         waits = [books.delay(2 * MIB) for _ in range(4)]
         # One behind the other, at that multiple of 200 MiB a second.
         assert waits == pytest.approx([number * 0.01 / factor for number in (1, 2, 3, 4)], rel=0.05)
-    # At the limit, or where nothing gets done, nobody waits for longer than that.
-    debt.debt = 900 * MIB
+    # Just below the limit nobody waits for longer than that, at it not at all: the frame is refused, and what comes
+    # behind it on its connection must not wait for that.
+    debt.debt = 800 * MIB - 1
     assert [books.delay(2 * MIB) for _ in range(3)] == pytest.approx([budget.DELAY_S_MAX] * 3)
+    for owed in (800, 801, 2000):
+        debt.debt = owed * MIB
+        assert books.delay(64 * MIB) == 0.0
     now, debt.debt = now + 100, 750 * MIB
     assert books.delay(MIB) == pytest.approx(0.1), "what copying is never slowed below"
 

@@ -30,7 +30,7 @@ from logyard.engine.log.payload_source import (
 )
 from logyard.engine.log.wal_files import wal_name
 from logyard.payloads.liveness import Liveness
-from logyard.protocol.errors import Corrupt
+from logyard.protocol.errors import Busy, Corrupt
 
 positions = st.tuples(st.integers(1, 5), st.integers(0, 6))
 releases = st.lists(st.tuples(positions, positions).map(lambda pair: (min(pair), max(pair))), max_size=10)
@@ -196,6 +196,74 @@ def test_what_the_file_lacks_or_the_disk_can_not_read_is_damage(
             found._payload(0, 0, size, units, {0, 1})
         disk.error = 0
         assert len(found._payload(0, 0, size, units, {0, 1})) == size
+
+
+class BadSector(Reads):
+    """Can't read one byte, or all that is read directly."""
+
+    bad = -1
+    code = errno.EIO
+
+    def _do(self, around: bool, offset: int, length: int) -> None:
+        super()._do(around, offset, length)
+        if offset <= self.bad < offset + length or (around and self.code == errno.EINVAL):
+            raise OSError(self.code, os.strerror(self.code))
+
+
+@pytest.mark.parametrize("size", [10 * KIB, 700 * KIB])
+def test_what_is_dead_may_be_unreadable(reader: Callable[..., tuple[FileReader, bytes]], size: int) -> None:
+    units = directory([size, 32 * KIB, size])
+    disk = BadSector()
+    found, data = reader(disk, 2 * size + 32 * KIB)
+    with found:
+        disk.bad = size + 20_000
+        for unit in (units[0], units[2]):
+            part = found._payload(0, unit.offset, unit.length, units, {0, 2})
+            assert part == data[unit.offset : unit.offset + unit.length]
+        # What lives and can't be read is damage, and takes nothing else with it.
+        disk.bad = units[2].offset + 5
+        found._at, found._held = 0, memoryview(b"")
+        assert found._payload(0, 0, size, units, {0, 2}) == data[:size]
+        with pytest.raises(Corrupt):
+            found._payload(0, units[2].offset, size, units, {0, 2})
+
+
+def test_want_of_memory_is_no_damage(reader: Callable[..., tuple[FileReader, bytes]]) -> None:
+    units = directory([700 * KIB, 700 * KIB])
+    disk = BadSector()
+    found, _ = reader(disk, 1400 * KIB)
+    with found:
+        disk.bad, disk.code = 5, errno.ENOMEM
+        with pytest.raises(Busy):
+            found._payload(0, 0, 700 * KIB, units, {0, 1})
+
+
+def test_a_file_system_that_refuses_direct_reads_late_is_read_through_the_cache(
+    reader: Callable[..., tuple[FileReader, bytes]],
+) -> None:
+    units = directory([700 * KIB] * 4)
+    disk = BadSector()
+    found, data = reader(disk, 2800 * KIB)
+    disk.code = errno.EINVAL
+    with found:
+        for unit in units:
+            part = found._payload(0, unit.offset, unit.length, units, {0, 1, 2, 3})
+            assert part == data[unit.offset : unit.offset + unit.length]
+    assert [around for around, _, _ in disk.reads] == [True, False, False], "asked once"
+
+
+def test_a_reader_without_memory_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(Disk):
+        def direct_memory(self, size: int) -> memoryview:
+            raise OSError(errno.ENOMEM, "no")
+
+    segment = BytesIO()
+    monkeypatch.setattr(payload_source, "SegmentReader", lambda *_: segment)
+    (tmp_path / wal_name(1)).write_bytes(b"x")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Busy):
+        FileReader(Full(), FileSource("", str(tmp_path), 1, ()))
+    assert len(os.listdir("/proc/self/fd")) == before and segment.closed
 
 
 def test_a_wal_file_that_can_not_be_read_directly_for_want_of_descriptors_leaves_nothing_open(
