@@ -258,7 +258,7 @@ class SystemConfig:
         MIB,
         1024 * GIB,
         "Sealed WAL above migrate_budget_bytes that waits to be migrated: from half of it on copying is not slowed "
-        "down, at the whole of it clients wait.",
+        "down, towards the whole of it clients' large frames are, at the whole of it clients wait.",
     )
     rewrite_live_ratio: float = _limit(
         0.5,

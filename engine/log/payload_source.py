@@ -152,18 +152,14 @@ class FileReader:
     def _load(self, begin: int, length: int, end: int) -> None:
         """Read so many bytes, and what lies behind them up to `end`, if that can be read; fewer where the file ends."""
         self._at, self._held = begin, memoryview(b"")
+        size = max(length, end - begin)
         try:
-            if end - begin > length:
-                try:
-                    self._held = self._read_window(begin, end - begin)
-                    return
-                except OSError as error:
-                    if is_short(error):
-                        raise
-                    # What can't be read may be what is dead, or the next unit, which says so itself.
-            self._held = self._read_window(begin, length)
+            self._held = self._read_window(begin, size)
         except OSError as error:
-            raise unreadable(self._path, begin, f"{length} readable bytes", error) from error
+            if size == length or is_short(error):
+                raise unreadable(self._path, begin, f"{length} readable bytes", error) from error
+            # What can't be read may be dead, or the next unit, which says so itself.
+            self._load(begin, length, begin)
 
     def _read_window(self, begin: int, length: int) -> memoryview:
         if self._direct >= 0 and DIRECT_BYTES <= length <= WINDOW_BYTES:

@@ -80,8 +80,7 @@ class Connection:
     __slots__ = (
         "server", "socket", "scope", "greeted", "progress", "_replies", "_outgoing", "_receiver", "_bell", "_ringing",
         "_drained", "_sizes", "_inflight", "_reserved", "_answered", "_calls", "_nursery", "_paused", "_delay",
-        "_parked", "_raw",
-        "_write", "_frame", "_begun", "session", "_taken", "_counted", "caller",
+        "_parked", "_raw", "_write", "_frame", "_begun", "session", "_taken", "_counted", "caller",
     )  # fmt: skip
 
     def __init__(self, server: RpcServer, raw: socket.socket) -> None:
@@ -549,7 +548,8 @@ class RpcServer:
 
     "unix:PATH" is a socket of its owner's alone, without TLS; `places`: how many connections there may be.
     `client_addresses` are told to every client: node -> "host:port". `port` is known once `serve` has started. `door`
-    is TLS; without it only a loopback address is served. `refusal`: why the last handshake failed.
+    is TLS; without it only a loopback address is served. `delay`: how long a large frame of so many bytes is to wait
+    before it is received, in seconds. `refusal`: why the last handshake failed.
     """
 
     def __init__(

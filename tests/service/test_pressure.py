@@ -19,7 +19,10 @@ from logyard.client.aio import Yard, connect
 from logyard.engine.config import SystemConfig
 from logyard.protocol import wire
 from logyard.protocol.errors import NotLeader, Refused
+from logyard.service import node as node_module
+from logyard.service.config import load_config
 from logyard.service.door.flow_control import Room
+from logyard.service.door.server import RpcServer
 from logyard.service.local_cluster import LocalCluster, LocalNode, format_config, free_ports
 from tests.service.door.test_server import Raw, append, start
 
@@ -159,6 +162,31 @@ async def test_large_frames_wait_as_long_as_the_node_says_and_small_ones_do_not(
         assert came[1][0] == 2 and 2.0 <= came[1][1] < 2.5
         assert len(asked) == 1 and MIB <= asked[0] < MIB + 4096, "once, with what it has"
         assert server.inflight == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_slows_its_clients_down_by_what_waits_to_be_migrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors: list[Any] = []
+
+    class Seen(RpcServer):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            doors.append(self)
+
+    monkeypatch.setattr(node_module, "RpcServer", Seen)
+    client, peer = free_ports(2)
+    local = LocalNode(1, tmp_path / "n", f"127.0.0.1:{client}", f"127.0.0.1:{peer}")
+    local.directory.mkdir(exist_ok=True)
+    local.config_path.write_text(format_config(local, [local], "pressure", {"migrate_debt_bytes_max": 100 * MIB}))
+    async with trio.open_nursery() as nursery:
+        node = await nursery.start(node_module.serve, load_config(local.config_path, {}))
+        clients, administrators = doors
+        assert clients.delay(MIB) == administrators.delay(MIB) == 0.0
+        node.system.storage.compactor.debt = int(85 * MIB)
+        assert clients.delay(MIB) > 0.0
+        assert administrators.delay(MIB) == 0.0, "who is to help is not kept waiting"
         nursery.cancel_scope.cancel()
 
 

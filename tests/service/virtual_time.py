@@ -100,8 +100,9 @@ class Doors:
     def open(self, node: Node, ids: list[int]) -> None:
         """From now on a node answers clients."""
         addresses = {number: f"127.0.0.1:{number}" for number in ids}
-        server = RpcServer(node, "127.0.0.1:0", addresses, node.system.config)
-        node.system.admission.door(server.buffered)
+        admission = node.system.admission
+        server = RpcServer(node, "127.0.0.1:0", addresses, node.system.config, delay=admission.delay)
+        admission.door(server.buffered)
         self._open[node.node_id] = server
 
     def close(self, number: int) -> None:
