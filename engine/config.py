@@ -158,12 +158,15 @@ class SystemConfig:
 
     # Replication.
     linger_ms: int = _limit(
-        20,
+        8,
         0,
         1000,
-        "Commands gather so long on a node without a moment to lose, to share entries; 0: never. Elsewhere none waits.",
+        "Where entries take so much longer than they do at best, since many groups have some under way, commands "
+        "gather, to share entries; 0: never.",
     )
-    linger_groups: int = _limit(32, 1, 1 << 20, "Groups that propose in one turn, from which on commands gather.")
+    linger_groups: int = _limit(
+        150, 1, 1 << 20, "Up to so many groups may always have entries under way; commands of the others may gather."
+    )
     append_bytes_max: int = _limit(
         MIB, 4 * KIB, 64 * MIB, "Entries in one append message; a larger entry travels alone."
     )

@@ -411,7 +411,7 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
     await system.open()
     sockets = reactor()
     if sockets is not None:
-        system.ready_loop.share(sockets.soon, sockets.waited)
+        system.ready_loop.share(sockets.soon)
     try:
         known = decode_places(system.meta.get(PLACES)) if config.catalog else {}
         peers: NoPeers | Peers = NoPeers()

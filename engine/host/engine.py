@@ -222,9 +222,7 @@ class System:
                     await nursery.start(self.writer.run, self.data.lock_fd)
                 nursery.start_soon(self.ready_loop.run)
                 nursery.start_soon(self.ready_loop.tell)
-                if self.ready_loop.linger.is_on:
-                    linger = self.ready_loop.linger
-                    nursery.start_soon(linger.run)
+                nursery.start_soon(self.ready_loop.window.run)
                 nursery.start_soon(self.host.ticker.run)
                 if self.config.hibernate_after_ms:
                     nursery.start_soon(self.quiescence.quiesce.run)

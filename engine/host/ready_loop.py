@@ -25,7 +25,7 @@ from ..raft.state import LEADER, UNTOLD
 from ..replica.log_clock import Clocks
 from ..replica.member import Member
 from ..replica.proposals import Shape
-from .linger import Linger
+from .entry_window import EntryWindow
 
 PASSES_MAX = 64
 QUIET_SECONDS = 0.0002
@@ -107,7 +107,7 @@ class Driven(NamedTuple):
 class ReadyLoop:
     """One node's. `mark` from anywhere on the loop; `run` is the one task that drains. Everybody below marks members,
     so what a turn drives comes by `drive`, when all is built. `active`: members to be looked at by the next tick.
-    `linger_s` and `linger_groups`: see `Linger`."""
+    `queueing_s` and `groups`: see `EntryWindow`."""
 
     def __init__(
         self,
@@ -115,12 +115,11 @@ class ReadyLoop:
         cache: Cache,
         active: set[Member],
         clocks: Clocks,
-        linger_s: float = 0.0,
-        linger_groups: int = 1,
+        queueing_s: float = 0.0,
+        groups: int = 1,
     ) -> None:
         self._shape = shape
-        self.linger = Linger(linger_s, linger_groups, self.mark)
-        self._proposing = self._proposed = 0
+        self.window = EntryWindow(queueing_s, groups, self.mark)
         self._cache = cache
         self._active = active
         self._clocks = clocks
@@ -142,11 +141,9 @@ class ReadyLoop:
         """Take what turns drive from now on."""
         self._driven = driven
 
-    def share(self, soon: Callable[[Callable[[], None]], None], waited: Callable[[], float]) -> None:
-        """Use `soon` for the turns of a busy node: it makes a call when each socket was looked at once more; and
-        `waited`, the seconds that the loop has waited so far, to know a busy one."""
+    def share(self, soon: Callable[[Callable[[], None]], None]) -> None:
+        """Use `soon` for the turns of a busy node: it makes a call when each socket was looked at once more."""
         self._soon = soon
-        self.linger.watch(waited)
 
     def end(self) -> None:
         """Do nothing any more: this node stops."""
@@ -289,9 +286,7 @@ class ReadyLoop:
                     driven.peers.send(late)
                 driven.group_commit.kick()
                 driven.apply(batch)
-            if self._proposing >= self.linger.groups and self.linger.open:
-                self.linger.end_turn(self._proposing, self._proposed)
-            self._proposing = self._proposed = 0
+                self.window.settle(batch)
             if self._last_words:
                 calls, self._last_words = self._last_words, []
                 for call in calls:
@@ -317,12 +312,13 @@ class ReadyLoop:
         if proposals.queue:
             if raft.role != LEADER:
                 proposals.fail(NotLeader(raft.leader))
-            elif not self.linger.open:
-                self.linger.put_off(member)
+            elif self.window.closed and not self.window.admits(member):
+                self.window.wait(member)
             elif not proposals.guarded or proposals.sort(member.sessions, driven.seen):
-                self._proposing += 1
-                self._proposed += len(proposals.queue)
+                first = raft.commit == raft.log.last_index
                 proposals.propose(driven.log_time(member), self._shape)
+                if first:
+                    self.window.enter(member)
         if not raft.dirty:
             return
         handed = raft.hand_out(messages) if member.slow_sends is None else None

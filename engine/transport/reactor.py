@@ -93,7 +93,6 @@ class Reactor:
         self._runnable = runnable
         self._lent: dict[int, Lent] = {}
         self._soon: list[Callable[[], None]] = []
-        self._waited_s = 0.0
         self._epoll = select.epoll()
         self._epoll.register(inner, select.EPOLLIN)
 
@@ -119,10 +118,6 @@ class Reactor:
         then shares it."""
         self._soon.append(call)
 
-    def waited(self) -> float:
-        """Return the seconds that the loop has waited for lent descriptors and its own so far."""
-        return self._waited_s
-
     def _drop(self, fd: int, lent: Lent) -> bool:
         if self._lent.get(fd) is not lent:
             return False
@@ -137,16 +132,11 @@ class Reactor:
         lent = self._lent
         if not (lent or self._soon):
             return self._poller.get_events(timeout)
-        asked = time.perf_counter()
-        until = asked + timeout
+        until = time.perf_counter() + timeout
         heard = False
         while True:
             due, self._soon = self._soon, []
-            if due or timeout <= 0:
-                events = self._epoll.poll(0, EVENTS_MAX)
-            else:
-                events = self._epoll.poll(timeout, EVENTS_MAX)
-                self._waited_s += time.perf_counter() - asked
+            events = self._epoll.poll(0 if due or timeout <= 0 else timeout, EVENTS_MAX)
             inner = False
             for fd, _ in events:
                 if fd == self._inner:
@@ -162,8 +152,7 @@ class Reactor:
             if self._runnable:
                 return HEARD
             if timeout > 0:
-                asked = time.perf_counter()
-                timeout = until - asked
+                timeout = until - time.perf_counter()
             if timeout <= 0:
                 return HEARD if heard else ()
 

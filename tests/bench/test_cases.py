@@ -47,7 +47,10 @@ def bench(*words: str) -> dict[str, Any]:
         ("--nodes", "3", "--logs", "20", "--size", "5000", "--clients", "8", "--processes", "2"),
     ],
     ids=[
-        "pipelined, one node", "under asyncio, one node", "what is old goes", "what is old and small goes",
+        "pipelined, one node",
+        "under asyncio, one node",
+        "what is old goes",
+        "what is old and small goes",
         "closed loop, three nodes",
     ],
 )

@@ -128,7 +128,6 @@ class Cluster:
         self.machines = machines
         self.old_machines = old_machines
         self.hits: Counter[str] = Counter()
-        self.lingers = False
         # Called with (host): when a process is gone, and when its engine takes part.
         self.on_gone: Callable[[Host], None] = lambda host: None
         self.on_ready: Callable[[Host], None] = lambda host: None
@@ -162,9 +161,6 @@ class Cluster:
             cast(Path, SimPath(host.files.prefix)), host.number, "sim", self.config, disk=life.disk,
             machines=self.old_machines if host.old_program else self.machines, draw=life.draw.randrange,
         )  # fmt: skip
-        if self.lingers:
-            # Here nothing takes time, so no loop is ever saturated.
-            system.ready_loop.linger.watch(lambda: 0.0)
         await system.open()
         peers = self.network.enter(
             life, system.host.inbound, self.known_to(host), system.host.disk_health.healthy,

@@ -44,7 +44,7 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "offline": {},
     # All groups are system groups: what of their logs has no payload that lives lies in small rings.
     "rings": {"rot_ring": ("D8.ring",), "ring_tail": ("R1.ring_tail",)},
-    # Proposals gather on every node, as on one that has no moment to lose, however few groups there are.
+    # One group at a time has an entry under way, or a few, so that the proposals of the others wait and gather.
     "linger": {},
     # Large bodies of generations lie in files beside LMDB.
     "bodies": {},

@@ -130,10 +130,9 @@ class Run:
         if "rings" in self.features:
             limits["ring_slots"] = random.Random(f"rings of {seed}").choice((16, 24, 64))
         if "linger" in self.features:
-            limits |= {"linger_groups": 1, "linger_ms": random.Random(f"gathering of {seed}").choice((2, 20, 200))}
+            limits |= {"linger_groups": 1, "linger_ms": random.Random(f"gathering of {seed}").choice((1, 8, 200))}
         limits["generation_files"] = int("bodies" in self.features)
         self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines, old_machines)
-        self.cluster.lingers = "linger" in self.features
         if "maps" in self.features:
             # Less than a user may ask for, so that a run has many.
             object.__setattr__(self.cluster.config, "generation_transaction_bytes", self.more.choice((4096, 1 << 20)))

@@ -44,6 +44,7 @@ class Core:
 
     def __init__(self, role: int) -> None:
         self.uid, self.role, self.leader, self.commit, self.untold = 7, role, 3, 4, 0
+        self.log = SimpleNamespace(last_index=4)
         self.stopped = False
         self.dirty = True
         self.told = 3
@@ -84,7 +85,7 @@ class Member(SimpleNamespace):
 class Bench:
     """A loop, and all that it drives: `told` says what it did."""
 
-    def __init__(self, linger_s: float = 0.0) -> None:
+    def __init__(self, queueing_s: float = 0.0) -> None:
         self.told: list[Any] = []
         self.items: list[WalItem] = []
         self.active: set[Any] = set()
@@ -93,7 +94,7 @@ class Bench:
         self.can_go = True
         self.applies: Callable[[], None] = lambda: None
         cache: Any = SimpleNamespace(hold=lambda: None, release=lambda: self.told.append("released"))
-        self.loop = ReadyLoop(cast(Shape, "shape"), cache, self.active, self.clocks, linger_s, 2)
+        self.loop = ReadyLoop(cast(Shape, "shape"), cache, self.active, self.clocks, queueing_s, 2)
         self.ticker: Any = SimpleNamespace(resting=False, stir=lambda: self.told.append("stirred"))
         group_commit: Any = SimpleNamespace(add=self.items.append, kick=lambda: self.told.append("kicked"))
         peers: Any = SimpleNamespace(send=lambda messages: self.told.append([one.to for one in messages]))
@@ -112,10 +113,15 @@ class Bench:
     def member(self, *has: Ready, role: int = LEADER, uploads: object = None) -> Any:
         core = Core(role)
         core.has += has
+
+        def propose(now: int, shape: Any) -> None:
+            self.told.append(("proposed", now, shape))
+            core.log.last_index += 1
+
         proposals = SimpleNamespace(
             own=[], low=None, queue=[], guarded=False, early=None,
             fail=lambda error: self.told.append(type(error)),
-            propose=lambda now, shape: self.told.append(("proposed", now, shape)),
+            propose=propose,
             propose_own=lambda now: self.told.append(("own", now)),
         )  # fmt: skip
         return Member(
@@ -376,7 +382,7 @@ async def test_a_busy_nodes_turn_waits_for_what_other_sockets_bring_and_a_quiet_
 ) -> None:
     bench = Bench()
     soon: list[Callable[[], None]] = []
-    bench.loop.share(soon.append, lambda: 0.0)
+    bench.loop.share(soon.append)
 
     def receive() -> None:
         bench.loop.hold()
@@ -403,7 +409,7 @@ async def test_a_busy_nodes_turn_waits_for_what_other_sockets_bring_and_a_quiet_
 async def test_a_fault_of_a_turn_that_waited_is_the_loops_own(autojump_clock: trio.testing.MockClock) -> None:
     bench = Bench()
     soon: list[Callable[[], None]] = []
-    bench.loop.share(soon.append, lambda: 0.0)
+    bench.loop.share(soon.append)
 
     def fault() -> None:
         raise ZeroDivisionError("a bug")

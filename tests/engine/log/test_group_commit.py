@@ -66,9 +66,7 @@ def test_a_full_batch_is_what_the_disk_writes_in_ten_milliseconds() -> None:
 
 
 @pytest.mark.parametrize(("rate", "records"), [(1000e6, 4), (20e6, 1)])
-def test_batches_are_as_large_as_the_disk_is_fast(
-    monkeypatch: pytest.MonkeyPatch, rate: float, records: int
-) -> None:
+def test_batches_are_as_large_as_the_disk_is_fast(monkeypatch: pytest.MonkeyPatch, rate: float, records: int) -> None:
     now = [0.0]
 
     class Timed:
