@@ -235,6 +235,10 @@ class Writing:
             hasher = xxhash.xxh3_128(seed=unit.seed) if unit.hash else None
             beside = layout.is_beside(unit.length, self._form)
             for piece, length in enumerate(layout.piece_lengths(unit.length, self._form)):
+                # Before a piece, never behind the last: an entry is whole in no transaction but the one that counts it.
+                if since >= self._config.transaction_bytes:
+                    self._flush("part")
+                    since = 0
                 part = _exactly(row, offset, length)
                 if hasher is not None:
                     hasher.update(part)
@@ -247,9 +251,6 @@ class Writing:
                     self._put_row(key, layout.piece_value(key, unit.length, part))
                 offset += length
                 since += length
-                if since >= self._config.transaction_bytes:
-                    self._flush("part")
-                    since = 0
             if hasher is not None and hasher.digest() != unit.hash:
                 raise self._rotten(row, unit, hasher.digest())
         for unit, _, _ in units:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -179,12 +180,47 @@ def test_scan_is_in_order_and_bounded(generation: Generation) -> None:
 
 
 def test_an_entry_larger_than_a_transaction(generation: Generation) -> None:
-    entry = made(1, 1, [100, 3 * MIB + 17])
+    entry = made(1, 1, [100, 5 * MIB + 17])
     steps: list[str] = []
     generation.write_entries(1, [entry.row(), made(1, 2, [5]).row()], 1, step=lambda step, size: steps.append(step))
     assert steps.count("after part") >= 2
     check(generation, 1, entry)
     assert generation.measure().damage == []
+
+
+def test_a_part_of_an_entry_that_went_elsewhere_is_no_damage(tmp_path: Path) -> None:
+    """Wherever its writing was cut, also behind its last piece."""
+    large = made(1, 2, [SMALL.transaction_bytes // 2] * 4)
+    for at in range(12):
+        path = str(tmp_path / f"gen-{at}")
+        found = Generation(path, 1, SMALL)
+        found.create(0, Door().sync_directory)
+        found.write_entries(1, [made(1, 1, [3000]).row()], 1)
+        left = [at]
+
+        def step(name: str, size: int, left: list[int] = left) -> None:
+            if not left[0]:
+                raise Crash
+            left[0] -= 1
+
+        with contextlib.suppress(Crash):
+            found.write_entries(2, [large.row()], 2, step=step)
+        found.close()
+        again = Generation(path, 1, SMALL)
+        again.open_writer()
+        measured, statistics = again.measure(), again.statistics()
+        assert (measured.damage, measured.bad) == ([], set()), at
+        assert (measured.entries, measured.total) == (statistics.entries, statistics.total), at
+        if statistics.entries == 2:
+            break
+        again.close()
+    else:
+        raise AssertionError("it was never written whole")
+    # Of what counts, a row that is gone is damage as ever.
+    with again._writing() as txn:
+        assert txn.delete(layout.KEY.pack(2, 1, 2, large.term, 1, 0))
+    assert [text for text in again.measure().damage if "entry 2 of group" in text and "lacks 1 rows" in text]
+    again.close()
 
 
 def test_map_full_leaves_whole_entries_and_gives_the_rest_back(generation: Generation) -> None:
