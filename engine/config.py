@@ -161,8 +161,8 @@ class SystemConfig:
         8,
         0,
         1000,
-        "Where entries take so much longer than they do at best, since many groups have some under way, commands "
-        "gather, to share entries; 0: never.",
+        "Where a node takes so much longer to write an entry than at best, since many groups have some under way, "
+        "commands gather, to share entries; 0: never.",
     )
     linger_groups: int = _limit(
         150, 1, 1 << 20, "Up to so many groups may always have entries under way; commands of the others may gather."

@@ -312,13 +312,11 @@ class ReadyLoop:
         if proposals.queue:
             if raft.role != LEADER:
                 proposals.fail(NotLeader(raft.leader))
-            elif self.window.closed and not self.window.admits(member):
+            elif self.window.closed and not (self.window.admits(member) or proposals.urgent):
                 self.window.wait(member)
             elif not proposals.guarded or proposals.sort(member.sessions, driven.seen):
-                first = raft.commit == raft.log.last_index
                 proposals.propose(driven.log_time(member), self._shape)
-                if first:
-                    self.window.enter(member)
+                self.window.enter(member)
         if not raft.dirty:
             return
         handed = raft.hand_out(messages) if member.slow_sends is None else None
@@ -402,6 +400,8 @@ class ReadyLoop:
                 raft.on_persisted(*token, messages)
                 if member.proposals.early:
                     member.proposals.durable()
+                if member is self.window.timed:
+                    self.window.persisted(member)
             if after:
                 messages.extend(after)
             if raft.dirty:

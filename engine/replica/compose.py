@@ -101,7 +101,7 @@ def compose_replicas(
     node_id, config, members, live, loop = ground.node_id, ground.config, ground.members, ground.live, ground.loop
     store, location, meta_batch, above = ground.store, storage.location, storage.meta_batch, Above()
     reader = Reader(store, storage.segments, storage.rings, location, ground.wal.read_payload, above.mend)
-    retire = Retire(members, ground.active, ground.network.send, storage.group_commit.drop, above.gone)
+    retire = Retire(members, ground.active, ground.network.send, storage.group_commit.drop, above.gone, loop.mark)
     commands = Submit(node_id, config, members, above.wake, loop.mark)
     election_s = config.election_ticks * config.tick_ms / 1000
     leadership = Leadership(node_id, election_s, above.named, loop.rouse)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 class Retire:
     """Ends members of one node. `active`: those that get ticks; `drop(uid)` forgets what is queued for the WAL;
-    `drop_name(name, uid)` lets a name go that is this group's."""
+    `drop_name(name, uid)` lets a name go that is this group's; `mark(member)` has the next turn see the end of it."""
 
     def __init__(
         self,
@@ -26,12 +26,14 @@ class Retire:
         send: Callable[[Sequence[Message]], None],
         drop: Callable[[int], None],
         drop_name: Callable[[str, int], None],
+        mark: Callable[[Member], None],
     ) -> None:
         self._members = members
         self._active = active
         self._send = send
         self._drop = drop
         self._drop_name = drop_name
+        self._mark = mark
 
     def stop(self, member: Member, reason: str) -> None:
         """Stop one group for a fault of its own, with a reason that `describe` shows; its followers look for another
@@ -42,6 +44,7 @@ class Retire:
         if ready is not None and ready.messages:
             self._send(list(ready.messages))
         self._active.discard(member)
+        self._mark(member)
 
     def silence(self, member: Member, reason: str, state: str) -> None:
         """Let a replica take no part from now on; what it led is told so, what it would write is not written."""
@@ -52,6 +55,7 @@ class Retire:
             # Nothing but farewells: whoever trusts in this leader would else sleep for good.
             self._send([message for message in ready.messages if message.kind == LEADER_GONE])
         self._active.discard(member)
+        self._mark(member)
         self._drop(member.uid)
 
     def detach(self, member: Member, reason: str) -> None:

@@ -68,8 +68,9 @@ class Node:
         self.meanwhile: Callable[[], Any] | None = None
         self.machines = {"log"}
         retire = Retire(
-            self.members, set(), lambda messages: None, lambda uid: self.events.append(("drop", uid)), self.names.drop
-        )
+            self.members, set(), lambda messages: None, lambda uid: self.events.append(("drop", uid)), self.names.drop,
+            lambda member: None,
+        )  # fmt: skip
         self.gc = ReplicaGC(
             number, self.members.get, retire, cast(Any, self),
             replica_gc.Rows(self.commit, self.forget, self.settle, self.write), self.send, network.spawn,

@@ -44,7 +44,7 @@ class Core:
 
     def __init__(self, role: int) -> None:
         self.uid, self.role, self.leader, self.commit, self.untold = 7, role, 3, 4, 0
-        self.log = SimpleNamespace(last_index=4)
+        self.log = SimpleNamespace(last_index=4, stable=4)
         self.stopped = False
         self.dirty = True
         self.told = 3
@@ -119,7 +119,7 @@ class Bench:
             core.log.last_index += 1
 
         proposals = SimpleNamespace(
-            own=[], low=None, queue=[], guarded=False, early=None,
+            own=[], low=None, queue=[], guarded=False, early=None, urgent=False,
             fail=lambda error: self.told.append(type(error)),
             propose=propose,
             propose_own=lambda now: self.told.append(("own", now)),
