@@ -259,7 +259,7 @@ class System:
 
     def vitals(self) -> Vitals:
         """Return what goes with each renewal."""
-        return Vitals(self.wal.position[0], self.host.slow_disk.sync_us, self.host.slow_disk.slow)
+        return Vitals(self.wal.next_batch, self.host.slow_disk.sync_us, self.host.slow_disk.slow)
 
     @property
     def epoch(self) -> int:

@@ -28,6 +28,8 @@ TICK_SECONDS = 0.05
 BEST_SECONDS = 5.0
 """What an entry took at best is forgotten after twice this, with as few under way as there may be: a disk may change.
 With more, they may be what makes it longer."""
+TIMED_ONE_IN = 16
+"""Of the entries, while nobody waits."""
 SLOWER = 0.5
 """Entries may take longer than at best by this share at least."""
 FALL = 0.875
@@ -36,11 +38,13 @@ RISE = 1.125
 
 class EntryWindow:
     """One node's: at least `groups` may have entries under way; `queueing_s` 0: as many as like. While `closed`, the
-    proposals of a member whose turn it is not (`admits`) are to `wait`. `timed`: whose entry is being timed."""
+    proposals of a member whose turn it is not (`admits`) are to `wait`. While `busy`, passes are to be settled.
+    `timed` is whose entry is being timed."""
 
     __slots__ = (
-        "closed", "limit", "timed", "_admitted", "_began", "_best_s", "_clock", "_forget_at", "_groups", "_index",
-        "_lot", "_mark", "_older", "_queueing_s", "_recent_s", "_rotate_at", "_waiting", "_younger",
+        "busy", "closed", "limit", "timed", "_admitted", "_began", "_best_s", "_clock", "_forget_at", "_groups",
+        "_index", "_lot", "_mark", "_older", "_queueing_s", "_recent_s", "_rotate_at", "_untimed", "_waiting",
+        "_younger",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +54,7 @@ class EntryWindow:
         mark: Callable[[Member], None],
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self.closed = False
+        self.busy = self.closed = False
         self.limit = groups
         self.timed: Member | None = None
         self._groups = groups
@@ -63,6 +67,7 @@ class EntryWindow:
         # Since when.
         self._waiting: dict[Member, float] = {}
         self._admitted: set[Member] = set()
+        self._untimed = TIMED_ONE_IN
         self._index = 0
         self._began = 0.0
         self._best_s = self._recent_s = float("inf")
@@ -86,8 +91,11 @@ class EntryWindow:
         if not self._queueing_s or raft.commit >= index or member in self._younger or member in self._older:
             return
         self._younger[member] = index
+        self.busy = True
         if self.timed is None:
-            self.timed, self._index, self._began = member, index, self._clock()
+            self._untimed += 1
+            if self._waiting or self._untimed >= TIMED_ONE_IN:
+                self.timed, self._index, self._began, self._untimed = member, index, self._clock(), 0
         if len(self._younger) + len(self._older) >= self.limit:
             self.closed = True
 
@@ -121,6 +129,7 @@ class EntryWindow:
             # Whose turn it was has been looked at in this pass.
             self._admitted.clear()
             self._admit()
+        self.busy = bool(younger or older or self.closed or self._admitted)
 
     def _admit(self) -> None:
         admitted, waiting, late = self._admitted, self._waiting, self._clock() - WAIT_SECONDS

@@ -286,7 +286,8 @@ class ReadyLoop:
                     driven.peers.send(late)
                 driven.group_commit.kick()
                 driven.apply(batch)
-                self.window.settle(batch)
+                if self.window.busy:
+                    self.window.settle(batch)
             if self._last_words:
                 calls, self._last_words = self._last_words, []
                 for call in calls:

@@ -47,7 +47,7 @@ class PayloadCache:
         self._entries.append(entry)
         self.bytes += entry.body_bytes
         self._came += 1
-        if self._is_full() and not self._held:
+        if not self._held and self._is_full():
             self._shrink()
 
     def hold(self) -> None:

@@ -307,7 +307,7 @@ class GroupCommit:
     @property
     def batch(self) -> int:
         """The number of the newest batch."""
-        return self.wal.position[0]
+        return self.wal.next_batch
 
     @property
     def queued_bytes(self) -> int:
@@ -338,7 +338,7 @@ class GroupCommit:
 
     def _write(self, items: Sequence[WalItem], size: int) -> tuple[Rolled | None, LogyardError | None]:
         start = time.monotonic()
-        number = self.wal.position[0]
+        number = self.wal.next_batch
         try:
             rolled = self.wal.write(items) if items else self.wal.seal()
         except LogyardError as error:
@@ -355,7 +355,7 @@ class GroupCommit:
         self.full.look(size, end - start)
         self.batches += 1
         self.batch_bytes += size
-        self.syncs += self.wal.position[0] - number
+        self.syncs += self.wal.next_batch - number
         self.write_seconds += end - start
         if end - start > self.sync_seconds_max:
             self.sync_seconds_max = end - start

@@ -118,7 +118,7 @@ class GroupLogs:
         """Let the log of a group, of which the WAL has nothing, begin anywhere; return the newest batch's number."""
         wal = self._group_commit.wal
         wal.restart(uid)
-        return wal.position[0] - 1
+        return wal.next_batch - 1
 
     def _void(self, uid: int) -> tuple[int, Callable[[], None]]:
         through = self.restart(uid)

@@ -97,12 +97,12 @@ class _Plan:
 
 
 class Wal:
-    """The writing side. The constructor does no I/O; `adopt` and `open` come first."""
+    """The writing side. The constructor does no I/O; `adopt` and `open` come first. `next_batch` is its number."""
 
     __slots__ = (
         "_ahead", "_direct", "_draw_salt", "_entries", "_error", "_fd", "_files", "_from", "_head", "_idle", "_last",
-        "_limit", "_number", "_recovered", "_rolled", "_seen", "_size", "_small_stage", "_stage", "_tail",
-        "_unknown", "disk",
+        "_limit", "_recovered", "_rolled", "_seen", "_size", "_small_stage", "_stage", "_tail",
+        "_unknown", "disk", "next_batch",
     )  # fmt: skip
 
     def __init__(
@@ -123,7 +123,7 @@ class Wal:
         self._seen: dict[int, int] = {}
         # A batch that replay could not attribute counts as every unseen group's newest: see wal_replay.
         self._unknown = 0
-        self._number = 0
+        self.next_batch = 0
         self._head = FileHead(0, 0, 0, 0, 0)
         self._fd = -1
         # Of the current file, for writing around the page cache; -1 where the file system has no such thing.
@@ -145,7 +145,7 @@ class Wal:
         self._last = dict(recovered.last_index)
         self._seen = dict(recovered.last_batch)
         self._unknown = recovered.unknown_through
-        self._number = recovered.next_batch
+        self.next_batch = recovered.next_batch
 
     def open(self) -> None:
         """Continue behind the recovered tail, in a new batch, or start the first file. Raises `NoSpace` or `WalFailed`.
@@ -159,7 +159,7 @@ class Wal:
             self._files.open()
             current = recovered.current
             if current is None:
-                self._start(FileHead(recovered.next_epoch, self._draw_salt(), *recovered.previous, self._number), 0)
+                self._start(FileHead(recovered.next_epoch, self._draw_salt(), *recovered.previous, self.next_batch), 0)
                 return
             self._head = current.head
             self._fd, self._size = self._files.descriptor(current.head.epoch)
@@ -311,7 +311,7 @@ class Wal:
         reserve = BLOCK if runs else 0
         if self._tail + total + reserve > self._size:
             self._roll(total)
-        encoded = encode_batch(self._head, self._number, self._tail, runs, metadata, plan.payload, plan.records)
+        encoded = encode_batch(self._head, self.next_batch, self._tail, runs, metadata, plan.payload, plan.records)
         if self._direct >= 0:
             stage = self._small_stage if total <= SMALL_STAGE_BYTES else self._stage
             written = self.disk.aligned_write(self._direct, encoded.buffers, self._tail, stage)
@@ -327,7 +327,7 @@ class Wal:
         epoch = self._head.epoch
         for entry, offset in encoded.placed:
             entry.place(epoch, offset)
-        current, seen, number = self._entries, self._seen, self._number
+        current, seen, number = self._entries, self._seen, self.next_batch
         for item, entries, _, _ in runs:
             uid = item.uid
             seen[uid] = number
@@ -335,7 +335,7 @@ class Wal:
                 current.append((uid, entry))
         self._last.update(plan.last)
         self._tail += total
-        self._number += 1
+        self.next_batch += 1
         self._idle = not runs
 
     def seal(self) -> Rolled | None:
@@ -370,7 +370,7 @@ class Wal:
     def _roll(self, need: int) -> None:
         epoch = self._head.epoch
         sealed = Sealed(epoch, epoch, self._tail, self._entries)
-        self._start(FileHead(epoch + 1, self._draw_salt(), epoch, self._tail, self._number), need)
+        self._start(FileHead(epoch + 1, self._draw_salt(), epoch, self._tail, self.next_batch), need)
         self._rolled.sealed.append(sealed)
 
     def _start(self, head: FileHead, need: int) -> None:
@@ -450,7 +450,7 @@ class Wal:
     @property
     def position(self) -> tuple[int, int]:
         """(number of the next batch, its offset in the current file)."""
-        return self._number, self._tail
+        return self.next_batch, self._tail
 
     @property
     def room(self) -> int:

@@ -206,7 +206,7 @@ class Start:
             for lost in _unplaced(groups.members[uid], through + 1, store.homes(uid)):
                 groups.lose(uid, *lost)
         groups.tidy()
-        self._incarnation.recovered(0 if result.damage else wal.position[0])
+        self._incarnation.recovered(0 if result.damage else wal.next_batch)
 
     def _build_members(
         self, said: Mapping[int, Recovered], result: ReplayResult

@@ -92,7 +92,7 @@ class DiskFaults(Ground):
                 return
         host = self.some()
         if host is not None and host.system is not None and not host.other:
-            written = host.system.wal.position[0]
+            written = host.system.wal.next_batch
             self.cluster.crash(host.number)
             self.old_files[host.number] = deepcopy(host.files), written
             self.revive_later(host, 0.3)

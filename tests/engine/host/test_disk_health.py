@@ -103,7 +103,7 @@ async def test_a_write_of_many_batches_is_alive_while_its_batches_get_done(tmp_p
                     "it takes long",
                 )
                 # Another of its batches got done.
-                system.wal._number += 1
+                system.wal.next_batch += 1
                 assert (
                     system.host.disk_health.healthy()
                     and system.host.disk_health.stalled_s() < 0.05 < system.storage.group_commit.stalled_s()

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from logyard.engine.host.entry_window import BEST_SECONDS, TICK_SECONDS, WAIT_SECONDS, EntryWindow
+from logyard.engine.host.entry_window import BEST_SECONDS, TICK_SECONDS, TIMED_ONE_IN, WAIT_SECONDS, EntryWindow
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.protocol.errors import NotLeader
 
@@ -151,13 +151,13 @@ def test_what_was_refused_neither_counts_nor_is_timed() -> None:
 
 @pytest.mark.parametrize("end", [{"role": FOLLOWER}, {"stopped": True}])
 def test_what_ends_without_being_written_is_not_timed(end: dict[str, Any]) -> None:
-    node = Node()
+    node = Node(groups=100)
     one, other = groups(2)
     node.offer(one)
     assert node.window.timed == one
     vars(one.raft).update(end)
     node.window.settle([one])
-    node.offer(other)
+    node.offer(*groups(TIMED_ONE_IN - 1), other)
     assert node.window.timed == other
 
 
@@ -179,6 +179,7 @@ def test_nothing_is_kept_of_who_waits_for_nothing() -> None:
     node.offer(one)
     one.raft.stopped = True
     node.window.settle([one])
+    assert not node.window.busy
     kept = [weakref.ref(member) for member in (*members, one)]
     node.marked.clear()
     del members, one

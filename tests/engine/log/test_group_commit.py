@@ -72,7 +72,7 @@ def test_batches_are_as_large_as_the_disk_is_fast(monkeypatch: pytest.MonkeyPatc
     class Timed:
         """A log whose writes take their time by this clock."""
 
-        position = (0, 0)
+        next_batch = 0
 
         def write(self, items: Sequence[WalItem]) -> None:
             now[0] += sum(len(entry.data) for one in items for entry in one.entries) / rate
@@ -139,7 +139,7 @@ def test_nothing_is_lost_overtaken_or_starved() -> None:
 class Timed:
     """A log whose writes take as long as told, by a clock of its own."""
 
-    position = (1, 0)
+    next_batch = 1
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -226,7 +226,7 @@ def test_what_comes_back_of_a_full_disk_has_nothing_of_who_went_meanwhile() -> N
     class FullWal:
         """A log that has no room, and then has."""
 
-        position = (1, 0)
+        next_batch = 1
 
         def __init__(self) -> None:
             self.full = True

@@ -29,7 +29,7 @@ class Bench:
         self.members = {7: self.member}
         self.wal: Any = SimpleNamespace(
             forget=self.note("wal forgets"), restart=self.note("wal restarts"), keep_only=self.note("wal keeps"),
-            position=(31, 0), current=5, current_entries=[(7, "e7"), (8, "e8")],
+            next_batch=31, current=5, current_entries=[(7, "e7"), (8, "e8")],
         )  # fmt: skip
         group_commit: Any = SimpleNamespace(wal=self.wal, exclusive=self.exclusive, let_go=self.let_go)
         self.group_commit = group_commit

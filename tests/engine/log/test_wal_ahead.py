@@ -27,8 +27,8 @@ class Gated:
         self.errors: dict[int, tuple[LogyardError, int]] = {}
 
     @property
-    def position(self) -> tuple[int, int]:
-        return self.begun, 0
+    def next_batch(self) -> int:
+        return self.begun
 
     def write(self, items: Sequence[WalItem]) -> None:
         self.begun += 1

@@ -225,7 +225,7 @@ def test_the_newest_files_head_is_lost(tmp_path: Path) -> None:
     path = tmp_path / wal_name(1)
     path.write_bytes(bytes(2 * BLOCK) + path.read_bytes()[2 * BLOCK :])
     wal, memory, result = open_wal(disk, str(tmp_path), CONFIG)
-    assert result.damage and not memory.log and wal.current == 2 and wal.position[0] > 9
+    assert result.damage and not memory.log and wal.current == 2 and wal.next_batch > 9
     wal.write([WalItem(8, [command(8, 1)])])
     wal.close()
     memory, result = recover(disk, str(tmp_path))
@@ -358,7 +358,7 @@ def test_a_cut_leaves_out_what_is_behind_known_damage_and_goes_on_with_what_came
     bad = wal.position[1]
     wal.write([WalItem(7, [command(7, 2)])])
     wal.write([WalItem(7, [command(7, 3)], hard_state=(4, 2, 0)), WalItem(8, [command(8, 1)])])
-    through = wal.position[0] - 1
+    through = wal.next_batch - 1
     wal.close()
     damaged(tmp_path, bad + BATCH_BYTES + 32 + 60)
     memory, result = recover(disk, str(tmp_path))

@@ -90,7 +90,7 @@ async def one_round(c: Cluster, bodies: list[bytes]) -> None:
     """Segments, a migration over two generations with an entry above the transaction size, and a rewriting."""
     start = len(bodies)
     bodies += await c.fill(1, 3, 40 * KIB)
-    bodies += await c.fill(1, 1, 1500 * KIB)
+    bodies += await c.fill(1, 1, 2500 * KIB)
     await c.nodes[1].compact()
     store = c.system(1).store
     store._store.seal_current()  # type: ignore[attr-defined]
