@@ -169,6 +169,12 @@ def _groups(
         else:
             replicas.enliven(replicas.builder.fresh(spec), fresh=True)
 
+    def told(spec: Spec) -> None:
+        """Let a group be led that the others have by now, too."""
+        member = ground.members.get(spec.uid)
+        if member is not None:
+            replicas.enliven.others_have(member)
+
     def lay(specs: Sequence[Spec]) -> None:
         """Let groups that were just registered sleep; all are awake on a node where none ever sleeps."""
         if ground.config.hibernate_after_ms:
@@ -191,7 +197,7 @@ def _groups(
     registry = GroupRegistry(
         ground.node_id, ground.config.groups_max, machines, here, gc, storage.meta_batch,
         groups.Peers(lambda: network.nodes, ground.live, network.send_blob),
-        groups.Host(start, lay, grown, retire.detach, forget, ground.spawn),
+        groups.Host(start, told, lay, grown, retire.detach, forget, ground.spawn),
     )  # fmt: skip
     return gc, registry
 

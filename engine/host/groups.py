@@ -106,6 +106,8 @@ class Host(NamedTuple):
 
     start: Callable[[Spec], object]
     """Let a group that was just registered come alive."""
+    told: Callable[[Spec], object]
+    """Let a group that this node made be led: the other members have it now, or a majority of them."""
     lay: Callable[[Sequence[Spec]], None]
     """Let groups that were just registered sleep until somebody uses them."""
     grown: Callable[[], None]
@@ -339,6 +341,9 @@ class GroupRegistry:
             self._take_back(specs, TAKE_BACK)
             await self._refuse_unborn([spec.uid for spec in specs if here in spec.voters])
         self._check_answers(round_, specs)
+        if here in nodes and not asleep:
+            for spec in specs:
+                self._host.told(spec)
 
     async def check_room(self, member: Member, nodes: set[int]) -> None:
         """Raise `Refused` if one of `nodes`, which are to become members, says that it can't have the group: it would

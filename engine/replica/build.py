@@ -19,7 +19,7 @@ from ..ports import StorePort
 from ..raft.core import Encode, Raft
 from ..raft.mending import Mend
 from ..raft.progress import Window
-from ..raft.state import LEADER, Limits
+from ..raft.state import FOLLOWER, LEADER, PRECANDIDATE, Limits
 from ..recovery.rebuild import Image, rebuild
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Snapshot
@@ -186,6 +186,15 @@ class Enliven:
             raft.campaign()
         self._mark(member)
         assert raft.role != LEADER or alone
+
+    def others_have(self, member: Member) -> None:
+        """Let a fresh group be led whose other members have it by now: what this node asked them when it began was
+        before that, and lost. Without it an election timeout passes."""
+        raft = member.raft
+        asks = raft.role in (FOLLOWER, PRECANDIDATE) and not raft.leader
+        if asks and first_leader(member.uid, raft.configuration.voters) == self._node_id:
+            raft.campaign()
+            self._mark(member)
 
     def recovered(self) -> None:
         """Let all members that a start found begin to run."""

@@ -87,7 +87,7 @@ class Node:
         self.registry = GroupRegistry(
             number, 1000, self.create_machine, here, self.gc, cast(Any, self),
             Peers(lambda: set(network.nodes) - {number}, network.live, self.send),
-            Host(self.start, self.lay, self.grow, retire.detach, self.forget, network.spawn),
+            Host(self.start, lambda spec: None, self.lay, self.grow, retire.detach, self.forget, network.spawn),
         )  # fmt: skip
 
     def create_machine(self, name: str, arguments: Mapping[str, Any]) -> None:
