@@ -341,8 +341,10 @@ class GroupRegistry:
             self._take_back(specs, TAKE_BACK)
             await self._refuse_unborn([spec.uid for spec in specs if here in spec.voters])
         self._check_answers(round_, specs)
-        if here in nodes and not asleep:
-            for spec in specs:
+        for at in range(0, 0 if asleep else len(specs), GROWN):
+            if at:
+                await trio.lowlevel.checkpoint()
+            for spec in specs[at : at + GROWN]:
                 self._host.told(spec)
 
     async def check_room(self, member: Member, nodes: set[int]) -> None:
