@@ -165,7 +165,7 @@ class SystemConfig:
         "commands gather, to share entries; 0: never.",
     )
     linger_groups: int = _limit(
-        150, 1, 1 << 20, "Up to so many groups may always have entries under way; commands of the others may gather."
+        150, 1, 1 << 20, "So many groups may have entries under way at least; commands of the others may gather."
     )
     append_bytes_max: int = _limit(
         MIB, 4 * KIB, 64 * MIB, "Entries in one append message; a larger entry travels alone."

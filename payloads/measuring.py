@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ class Measuring:
     """Feed it every row in key order."""
 
     __slots__ = ("path", "_form", "_placed", "_runs", "_entries", "_damage", "_bad", "_open", "_wanted", "_slots",
-                 "_listed", "places")  # fmt: skip
+                 "_listed", "_ledger", "places")  # fmt: skip
 
     def __init__(self, path: str, form: int, placed: Callable[[bytes, bytes], tuple[int, bytes]]) -> None:
         """Take what reads and verifies a piece in the file beside, by key and value of its row."""
@@ -67,8 +68,9 @@ class Measuring:
         self._open: tuple[int, int, int] | None = None
         self._wanted: set[tuple[int, int]] = set()
         self._slots: list[tuple[int, int]] = []
-        # The ledger of each run, packed as it is stored; it comes before all entries.
+        # The ledger of each run, packed as it is stored; it comes before all entries. And that of a run, unpacked.
         self._listed: dict[int, list[bytes]] = {}
+        self._ledger = (layout.OWN, Columns())
         # Rows that name bytes in the file beside.
         self.places = 0
 
@@ -123,10 +125,16 @@ class Measuring:
         self._open = None
 
     def _counts(self, run: int, uid: int, index: int) -> bool:
-        columns = Columns()
-        for body in self._listed.get(run, ()):
-            columns.merge(memoryview(body))
-        return uid in columns.groups and index in columns.groups[uid][0]
+        """Return whether a ledger names an entry."""
+        if self._ledger[0] != run:
+            self._ledger = (run, Columns())
+            for body in self._listed.get(run, ()):
+                self._ledger[1].merge(memoryview(body))
+        group = self._ledger[1].groups.get(uid)
+        if group is None:
+            return False
+        at = bisect_left(group[0], index)
+        return at < len(group[0]) and group[0][at] == index
 
     def finish(self, lacks: str = "") -> Measured:
         """Return what was measured, after the last row. `lacks`: which of the generation's own rows is not there."""

@@ -36,6 +36,11 @@ FALL = 0.875
 RISE = 1.125
 
 
+def _has_ended(member: Member) -> bool:
+    """Return whether a member proposes nothing any more."""
+    return member.raft.stopped or member.raft.role != LEADER
+
+
 class EntryWindow:
     """One node's: at least `groups` may have entries under way; `queueing_s` 0: as many as like. While `closed`, the
     proposals of a member whose turn it is not (`admits`) are to `wait`. While `busy`, passes are to be settled.
@@ -116,20 +121,18 @@ class EntryWindow:
             if member not in held:
                 continue
             raft = member.raft
-            ended = raft.stopped or raft.role != LEADER
-            if raft.commit < held[member] and not ended:
+            if raft.commit < held[member] and not _has_ended(member):
                 continue
             del held[member]
-            if ended:
-                if member is self.timed:
-                    self.timed = None
-            elif raft.commit < raft.log.last_index:
+            if raft.commit < raft.log.last_index and not _has_ended(member):
                 younger[member] = raft.log.last_index
+        if self.timed is not None and _has_ended(self.timed):
+            self.timed = None
         if self.closed or self._admitted:
             # Whose turn it was has been looked at in this pass.
             self._admitted.clear()
             self._admit()
-        self.busy = bool(younger or older or self.closed or self._admitted)
+        self.busy = bool(younger or older or self.timed or self.closed or self._admitted)
 
     def _admit(self) -> None:
         admitted, waiting, late = self._admitted, self._waiting, self._clock() - WAIT_SECONDS

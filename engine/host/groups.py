@@ -341,7 +341,9 @@ class GroupRegistry:
             self._take_back(specs, TAKE_BACK)
             await self._refuse_unborn([spec.uid for spec in specs if here in spec.voters])
         self._check_answers(round_, specs)
-        for at in range(0, 0 if asleep else len(specs), GROWN):
+        if asleep:
+            return
+        for at in range(0, len(specs), GROWN):
             if at:
                 await trio.lowlevel.checkpoint()
             for spec in specs[at : at + GROWN]:

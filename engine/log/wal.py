@@ -448,11 +448,6 @@ class Wal:
         return self._head.epoch
 
     @property
-    def position(self) -> tuple[int, int]:
-        """(number of the next batch, its offset in the current file)."""
-        return self.next_batch, self._tail
-
-    @property
     def room(self) -> int:
         """Bytes left in the current file."""
         return self._size - self._tail

@@ -37,6 +37,22 @@ class Door(Disk):
         self.synced.append(path)
 
 
+class Crash(Exception):
+    """The process dies here."""
+
+
+def crash_after(left: int) -> Callable[[str, int], None]:
+    """Make the callback of a job whose process dies at the step after so many."""
+    count = [left]
+
+    def step(name: str, size: int) -> None:
+        if not count[0]:
+            raise Crash(name)
+        count[0] -= 1
+
+    return step
+
+
 @dataclass
 class Made:
     """One entry: metadata, and its units as (bytes, small)."""

@@ -20,8 +20,8 @@ from logyard.payloads.store import PayloadStore
 from logyard.payloads.writing import GenerationConfig
 from logyard.protocol.errors import GenerationFailed, PayloadCorrupt, StoreFull
 
-from .support import MIB, Door, Source, check_all, check_counters, made, open_store
-from .test_compaction import Crash, crash_after, steps_of
+from .support import MIB, Crash, Door, Source, check_all, check_counters, crash_after, made, open_store
+from .test_compaction import steps_of
 from .test_store import migrate
 
 SIZES = (0, 1, 4096, BESIDE_BYTES - 1, BESIDE_BYTES, 65_536, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES + 5000)

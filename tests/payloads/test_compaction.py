@@ -15,7 +15,7 @@ from logyard.payloads.store import GenerationInfo, PayloadStore
 from logyard.payloads.writing import GenerationConfig, JobState
 from logyard.protocol.errors import JobStale, StoreFull
 
-from .support import MIB, Door, Source, check_all, check_counters, made, open_store
+from .support import MIB, Crash, Door, Source, check_all, check_counters, crash_after, made, open_store
 
 
 def info(number: int, total: int, live: int, sealed: bool = True) -> GenerationInfo:
@@ -36,21 +36,6 @@ REWRITE_TABLE = [
 @pytest.mark.parametrize(("generations", "ratio", "free", "want"), REWRITE_TABLE)
 def test_choose_rewrite(generations: list[GenerationInfo], ratio: float, free: int | None, want: list[int]) -> None:
     assert choose_rewrite(generations, ratio, free) == want
-
-
-class Crash(Exception):
-    """The process dies here."""
-
-
-def crash_after(left: int) -> Callable[[str, int], None]:
-    count = [left]
-
-    def step(name: str, size: int) -> None:
-        if not count[0]:
-            raise Crash(name)
-        count[0] -= 1
-
-    return step
 
 
 def steps_of(run: Callable[[Callable[[str, int], None]], object]) -> list[str]:

@@ -28,7 +28,7 @@ from logyard.protocol.errors import (
     StoreShort,
 )
 
-from .support import MIB, SMALL, Door, Made, made
+from .support import MIB, SMALL, Crash, Door, Made, crash_after, made
 
 
 @pytest.fixture
@@ -196,15 +196,8 @@ def test_a_part_of_an_entry_that_went_elsewhere_is_no_damage(tmp_path: Path) -> 
         found = Generation(path, 1, SMALL)
         found.create(0, Door().sync_directory)
         found.write_entries(1, [made(1, 1, [3000]).row()], 1)
-        left = [at]
-
-        def step(name: str, size: int, left: list[int] = left) -> None:
-            if not left[0]:
-                raise Crash
-            left[0] -= 1
-
         with contextlib.suppress(Crash):
-            found.write_entries(2, [large.row()], 2, step=step)
+            found.write_entries(2, [large.row()], 2, step=crash_after(at))
         found.close()
         again = Generation(path, 1, SMALL)
         again.open_writer()
@@ -277,10 +270,6 @@ def test_a_rotten_source_is_left_out_and_reported(generation: Generation) -> Non
     assert generation.measure().damage == []
 
 
-class Crash(Exception):
-    """The process dies here."""
-
-
 def crash_points(entries: list[Made], path: Path) -> int:
     """How many steps writing these entries has."""
     count = [0]
@@ -304,15 +293,8 @@ def test_a_crash_at_every_step_loses_nothing_committed_and_resumes(tmp_path: Pat
         path = str(tmp_path / f"crash-{at}")
         found = Generation(path, 1, SMALL)
         found.create(0, Door().sync_directory)
-        left = [at]
-
-        def step(name: str, size: int, left: list[int] = left) -> None:
-            if not left[0]:
-                raise Crash
-            left[0] -= 1
-
         with pytest.raises(Crash):
-            found.write_entries(4, rows_of(entries), 9, step=step)
+            found.write_entries(4, rows_of(entries), 9, step=crash_after(at))
         found.close()
 
         again = Generation(path, 1, SMALL)

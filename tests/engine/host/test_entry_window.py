@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from logyard.engine.host.entry_window import BEST_SECONDS, TICK_SECONDS, TIMED_O
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.protocol.errors import NotLeader
 
+from .cluster import cluster, until
+from .test_admission import push
 from .test_ready_loop import Bench
 
 QUEUEING_S = 0.008
@@ -23,13 +26,10 @@ GROUPS = 8
 
 
 class Group:
-    """A member as a window sees it. `local`: seconds that this node takes to write its entries; `far`: until they are
-    committed."""
+    """A member as a window sees it. `far`: seconds from when its entries are durable here until they are committed."""
 
     def __init__(self, far: float = 0.0) -> None:
-        self.raft = SimpleNamespace(
-            commit=0, log=SimpleNamespace(last_index=0, stable=0), role=LEADER, stopped=False, term=1
-        )
+        self.raft = SimpleNamespace(commit=0, log=SimpleNamespace(last_index=0, stable=0), role=LEADER, stopped=False)
         self.far = far
         self.waits = self.began = 0.0
 
@@ -149,12 +149,17 @@ def test_what_was_refused_neither_counts_nor_is_timed() -> None:
     assert node.offer(*groups(GROUPS - 1), Group()) == [True] * GROUPS
 
 
+@pytest.mark.parametrize("committed", [False, True])
 @pytest.mark.parametrize("end", [{"role": FOLLOWER}, {"stopped": True}])
-def test_what_ends_without_being_written_is_not_timed(end: dict[str, Any]) -> None:
+def test_what_ends_without_being_written_is_not_timed(end: dict[str, Any], committed: bool) -> None:
+    """Also where the others had it durable first, so that nothing is under way any more."""
     node = Node(groups=100)
     one, other = groups(2)
     node.offer(one)
     assert node.window.timed == one
+    if committed:
+        node.commit(one)
+        assert node.window.timed == one and node.window.busy
     vars(one.raft).update(end)
     node.window.settle([one])
     node.offer(*groups(TIMED_ONE_IN - 1), other)
@@ -276,6 +281,19 @@ def test_where_entries_wait_for_each_other_no_more_are_let_than_keep_the_node_bu
     # The disk takes a long time from now on, for any number at once: it is another one.
     simulate(node, members, 5 * BEST_SECONDS, 0.2)
     assert max(one.waits for one in members) < 0.21
+
+
+async def test_nothing_is_kept_of_a_group_that_is_stopped(tmp_path: Path) -> None:
+    async with cluster(tmp_path, election_ticks=1000) as c:
+        leader = await c.leader()
+        await c.append(leader, [(b"", b"x")])
+        for number in set(c.ids) - {leader}:
+            await c.crash(number)
+        member, window = c.member(leader), c.system(leader).ready_loop.window
+        push(c, 10, number=leader)
+        await until(lambda: member.raft.commit < member.raft.log.last_index and window.busy)
+        c.system(leader).replicas.retire.stop(member, "a test")
+        await until(lambda: not window.busy and window.timed is None)
 
 
 async def test_a_turn_has_the_clients_frames_alone_wait(autojump_clock: trio.testing.MockClock) -> None:

@@ -194,13 +194,13 @@ async def test_an_outdated_node_votes_for_nobody_although_a_stranger_asks_it(tmp
         await c.start(3)
         await refused(c, 3, (1,))
         system = c.system(3)
-        votes, written = system.member("log").raft.vote, system.wal.position
+        votes, written = system.member("log").raft.vote, (system.wal.next_batch, system.wal._tail)
         c.system(1).incarnation.acquaintances.forget(3)
         await c.start(2)
         c.member(2).raft.campaign(True)
         c.system(2).ready_loop.mark(c.member(2))
         await c.leader(among=(1, 2))
-        assert (system.member("log").raft.vote, system.wal.position) == (votes, written)
+        assert (system.member("log").raft.vote, (system.wal.next_batch, system.wal._tail)) == (votes, written)
         await c.crash(3)
 
 

@@ -253,13 +253,13 @@ async def test_a_batch_that_nobody_can_attribute_sends_every_suspect_into_repair
         bodies = await history(c, False)
         more = await c.fill(await c.leader("other"), 2, SIZE, "other")
         await stable(c, 3, "other")
-        at = c.system(3).wal.position[1]
+        at = c.system(3).wal._tail
         bodies += await c.fill(1, 1, SIZE)
         await stable(c, 3)
         file = c.path / "node-3" / "wal" / f"{c.system(3).wal.current:016x}.wal"
         # An empty batch behind it, one block, shows that it was whole once.
         await c.system(3).storage.group_commit.exclusive(c.system(3).wal.seal)
-        end = c.system(3).wal.position[1] - 4 * KIB
+        end = c.system(3).wal._tail - 4 * KIB
         await c.crash(3)
         with file.open("r+b") as image:
             image.seek(at)

@@ -387,11 +387,11 @@ def test_sealing_writes_one_empty_batch_and_no_second_one(tmp_path: Path) -> Non
     disk = Disk()
     wal, _, _ = open_wal(disk, str(tmp_path))
     wal.seal()
-    assert wal.position == (1, DATA_START)
+    assert (wal.next_batch, wal._tail) == (1, DATA_START)
     wal.write([WalItem(7, [command(7, 1)])])
     wal.seal()
     wal.seal()
-    assert wal.position == (3, DATA_START + 2 * BLOCK)
+    assert (wal.next_batch, wal._tail) == (3, DATA_START + 2 * BLOCK)
     wal.close()
 
 
@@ -402,7 +402,7 @@ def test_a_full_file_can_still_be_sealed(tmp_path: Path) -> None:
         wal.write([WalItem(7, [command(7, index)])])
     assert wal.current == 1
     wal.seal()
-    assert wal.position == (4, config.file_bytes)
+    assert (wal.next_batch, wal._tail) == (4, config.file_bytes)
     wal.write([WalItem(7, [command(7, 3)])])
     assert wal.current == 2
     wal.close()
@@ -452,7 +452,7 @@ def test_small_batches_find_the_space_behind_them_written(tmp_path: Path) -> Non
         batch = [WalItem(7, [command(7, index, bodies=[b"x" * 3000])])]
         wal.write(batch)
         model.take(batch)
-        tails.append(wal.position[1])
+        tails.append(wal._tail)
     # Once for many batches, always behind what is there, never behind the file's end.
     assert disk.ahead == [(tails[0], AHEAD_BYTES), (at := disk.ahead[1][0], 2 * AHEAD_BYTES - at)]
     assert at in tails and tails[0] + AHEAD_BYTES < at < tails[0] + AHEAD_BYTES + 3 * BLOCK
@@ -467,7 +467,7 @@ def test_neither_large_batches_nor_written_space_get_zeros(tmp_path: Path) -> No
     wal.write([WalItem(7, [command(7, 1, bodies=[b"x" * (SMALL_BYTES + 1)])])])
     assert not disk.ahead
     wal.write([WalItem(7, [command(7, 2)])])
-    assert disk.ahead == [(wal.position[1], AHEAD_BYTES)]
+    assert disk.ahead == [(wal._tail, AHEAD_BYTES)]
     wal.close()
     disk = Reserved(4 * AHEAD_BYTES)
     wal, _, _ = open_wal(disk, str(tmp_path / "recycled"), WalConfig(file_bytes=4 * AHEAD_BYTES))

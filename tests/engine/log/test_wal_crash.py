@@ -42,12 +42,12 @@ def write_all(directory: str, what: Batches) -> tuple[list[State], list[int]]:
     """Write the batches into a fresh WAL; return the state and the file offset after none, one, two, ... of them."""
     wal, _, _ = open_wal(Disk(), directory, CONFIG)
     model = Memory()
-    states, ends = [model.state()], [wal.position[1]]
+    states, ends = [model.state()], [wal._tail]
     for batch in what:
         wal.write(batch)
         model.take(batch)
         states.append(model.state())
-        ends.append(wal.position[1])
+        ends.append(wal._tail)
     wal.close()
     return states, ends
 
@@ -86,9 +86,9 @@ def test_what_was_cut_never_comes_back(tmp_path: Path) -> None:
             wal.close()
             continue
         assert memory.state() == states[2]
-        assert wal.position == (4, ends[2] + BLOCK)
+        assert (wal.next_batch, wal._tail) == (4, ends[2] + BLOCK)
         wal.write([WalItem(8, [command(8, 2, term=5)])])
-        end = wal.position[1]
+        end = wal._tail
         wal.close()
         # The missing sector arrives late, which can't happen, and still changes nothing but what was written since.
         after = bytearray(path.read_bytes())
@@ -117,12 +117,12 @@ def test_any_subset_of_the_last_batchs_sectors(tmp_path: Path, before: str) -> N
     model.take([WalItem(7, [command(7, index, term=67, bodies=[b"o" * 100])])])
     path = tmp_path / wal_name(wal.current)
     old = path.read_bytes()
-    start = wal.position[1]
+    start = wal._tail
     items = [WalItem(7, [command(7, index + 1, term=67, bodies=[b"n" * 9000])]), WalItem(8, [command(8, 1)])]
     without = model.state()
     wal.write(items)
     model.take(items)
-    end = wal.position[1]
+    end = wal._tail
     epoch = wal.current
     wal.close()
     new = path.read_bytes()
@@ -174,7 +174,7 @@ def test_pitfall_44_stale_batches_of_a_recycled_file_are_never_read(tmp_path: Pa
         index += 1
         wal.write([WalItem(7, [command(7, index)])])
         current = tmp_path / wal_name(wal.current)
-        assert current.read_bytes()[wal.position[1] : -BLOCK] == stale[wal.position[1] : -BLOCK]
+        assert current.read_bytes()[wal._tail : -BLOCK] == stale[wal._tail : -BLOCK]
         memory, result = recover(disk, directory, wal.current - 1)
         assert not result.damage and 99 not in memory.log
         assert sorted(memory.log[7]) == list(range(8, index + 1))
@@ -222,7 +222,7 @@ def test_a_torn_batch_behind_a_seal_is_overwritten_too(tmp_path: Path) -> None:
     wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
     wal.write([WalItem(7, [command(7, 1)])])
     wal.seal()
-    start = wal.position[1]
+    start = wal._tail
     wal.write([WalItem(7, [command(7, 2)])])
     wal.close()
     path = tmp_path / wal_name(1)
@@ -336,11 +336,11 @@ def test_law_8_blocks_of_the_last_batch_may_arrive_in_any_order(tmp_path: Path) 
         if number % 2:
             wal.seal()
         model.take(first)
-        start = wal.position[1]
+        start = wal._tail
         large = command(7, 4, bodies=[b"t" * 3 * BLOCK, b"u" * BLOCK])
         torn = [WalItem(7, [large], (2, 2, 3)), WalItem(8, commands(8, 1, 9))]
         wal.write(torn)
-        end = wal.position[1]
+        end = wal._tail
         wal.close()
         before = model.state()
         model.take(torn)

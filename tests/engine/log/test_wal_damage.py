@@ -49,7 +49,7 @@ def test_every_flipped_byte_is_noticed_or_harmless(tmp_path: Path, mask: int, se
     states, ends = write_all(str(tmp_path), what)
     if sealed:
         wal, _, _ = open_wal(Disk(), str(tmp_path), CONFIG)
-        ends.append(wal.position[1])
+        ends.append(wal._tail)
         wal.close()
     authentic = {
         (item.uid, entry.index, entry.term, entry.data) for batch in what for item in batch for entry in item.entries
@@ -112,7 +112,7 @@ def test_a_batch_without_header_and_trailer_suspects_who_has_no_later_word(tmp_p
     disk = Disk()
     wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
     wal.write([WalItem(uid, [command(uid, 1)]) for uid in UIDS])
-    hole = wal.position[1]
+    hole = wal._tail
     wal.write([WalItem(8, [command(8, 2)])])
     wal.write([WalItem(7, [command(7, 2)]), WalItem(8, [command(8, 3)])])
     wal.close()
@@ -156,7 +156,7 @@ def test_damage_before_the_tail_is_never_cut(tmp_path: Path) -> None:
     path.write_bytes(image)
     wal, _, result = open_wal(Disk(), str(tmp_path), CONFIG)
     assert result.damage[0].uid == 0 and result.damage[0].offset == ends[0]
-    assert wal.position[1] == ends[3] + BLOCK
+    assert wal._tail == ends[3] + BLOCK
     assert path.read_bytes()[: ends[3]] == bytes(image[: ends[3]])
     wal.close()
 
@@ -166,7 +166,7 @@ def test_the_end_of_a_sealed_file_is_missed(tmp_path: Path) -> None:
     disk = Disk()
     wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
     wal.write([WalItem(7, [command(7, 1)])])
-    at = wal.position[1]
+    at = wal._tail
     wal.write([WalItem(7, [command(7, 2)])])
     wal.roll()
     wal.write([WalItem(8, [command(8, 1)])])
@@ -184,7 +184,7 @@ def test_the_end_of_a_sealed_file_is_healed_by_its_trailer(tmp_path: Path) -> No
     disk = Disk()
     wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
     wal.write([WalItem(7, [command(7, 1)])])
-    at = wal.position[1]
+    at = wal._tail
     wal.write([WalItem(7, [command(7, 2)])])
     wal.roll()
     wal.close()
@@ -355,7 +355,7 @@ def test_a_cut_leaves_out_what_is_behind_known_damage_and_goes_on_with_what_came
     disk = Disk()
     wal, _, _ = open_wal(disk, str(tmp_path), CONFIG)
     wal.write([WalItem(7, [command(7, 1)])])
-    bad = wal.position[1]
+    bad = wal._tail
     wal.write([WalItem(7, [command(7, 2)])])
     wal.write([WalItem(7, [command(7, 3)], hard_state=(4, 2, 0)), WalItem(8, [command(8, 1)])])
     through = wal.next_batch - 1
