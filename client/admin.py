@@ -152,6 +152,11 @@ def unreached(node: int, error: LogyardError) -> dict[str, Any]:
     return {"node": node, "error": error.code, "message": error.message}
 
 
+def leader_in(answer: Any) -> int:
+    """Return who leads a group by a node's locate answer for it, 0 where it knows none or gave an error."""
+    return next((int(row[2]) for row in answer), 0) if not isinstance(answer, LogyardError) else 0
+
+
 def located(found: Mapping[int, Any], name: str) -> dict[str, Any]:
     """Return where one group is, from the locate answers of several nodes. Raises `UnknownGroup` when none has it; what
     stood in the way of an answer, when those that gave one do not: the others may have it."""

@@ -26,6 +26,7 @@ from ..admin import (
     call_node,
     create_calls,
     group_spec,
+    leader_in,
     leaders_view,
     located,
     members_call,
@@ -90,7 +91,7 @@ class AdminVerbs(ABC):
         if node is not None:
             rows: list[dict[str, Any]] = await self.run(call_node("list", node))
             return rows
-        found = await self._each("list", STATUS_PATIENCE_S)
+        found = await self._each("list")
         return merge_groups(rows for rows in found.values() if not isinstance(rows, LogyardError))
 
     async def describe(self, name: str, node: int | None = None) -> dict[str, Any]:
@@ -102,8 +103,15 @@ class AdminVerbs(ABC):
         return found
 
     async def locate(self, name: str) -> dict[str, Any]:
-        """Find ``{name, uid, leader, members, kind}`` of a group; leader 0: none known."""
-        return located(await self._each("locate", STATUS_PATIENCE_S, names=[name]), name)
+        """Find ``{name, uid, leader, members, kind}`` of a group; leader 0: none known. No node is asked behind the
+        leader itself: of several that are dead, each would have to be waited for."""
+        hint = leader_in(await self._ask("locate", None, names=[name]))
+        found: dict[int, Any] = {}
+        for node in sorted(await self.nodes(), key=lambda node: node != hint):
+            found[node] = await self._ask("locate", node, names=[name])
+            if leader_in(found[node]) == node:
+                break
+        return located(found, name)
 
     async def snapshot(self, names: Sequence[str] | None = None, node: int | None = None) -> dict[int, Any]:
         """Snapshot groups (all) on one node, or on every one that has a member of them; answers by node. Raises
@@ -229,17 +237,18 @@ class AdminVerbs(ABC):
 
     async def statuses(self) -> dict[int, dict[str, Any]]:
         """Return the status of every node; one that does not answer has only ``node``, ``error`` and ``message``."""
-        found = await self._each("status", STATUS_PATIENCE_S)
+        found = await self._each("status")
         return {at: unreached(at, row) if isinstance(row, LogyardError) else row for at, row in found.items()}
 
-    async def _each(self, method: str, timeout: float, **arguments: object) -> dict[int, Any]:
-        found: dict[int, Any] = {}
-        for node in await self.nodes():
-            try:
-                found[node] = await self.run(call_node(method, node, **arguments), timeout)
-            except LogyardError as error:
-                found[node] = error
-        return found
+    async def _each(self, method: str) -> dict[int, Any]:
+        return {node: await self._ask(method, node) for node in await self.nodes()}
+
+    async def _ask(self, method: str, node: int | None, **arguments: object) -> Any:
+        """Return what a node (None: any) answers, or the error in its place."""
+        try:
+            return await self.run(call_node(method, node, **arguments), STATUS_PATIENCE_S)
+        except LogyardError as error:
+            return error
 
     async def _done(self, method: str, node: int | None, **arguments: object) -> dict[int, Any]:
         nodes = await self.nodes() if node is None else [node]

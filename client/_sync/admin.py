@@ -27,6 +27,7 @@ from ..admin import (
     call_node,
     create_calls,
     group_spec,
+    leader_in,
     leaders_view,
     located,
     members_call,
@@ -91,7 +92,7 @@ class AdminVerbs(ABC):
         if node is not None:
             rows: list[dict[str, Any]] = self.run(call_node("list", node))
             return rows
-        found = self._each("list", STATUS_PATIENCE_S)
+        found = self._each("list")
         return merge_groups(rows for rows in found.values() if not isinstance(rows, LogyardError))
 
     def describe(self, name: str, node: int | None = None) -> dict[str, Any]:
@@ -103,8 +104,15 @@ class AdminVerbs(ABC):
         return found
 
     def locate(self, name: str) -> dict[str, Any]:
-        """Find ``{name, uid, leader, members, kind}`` of a group; leader 0: none known."""
-        return located(self._each("locate", STATUS_PATIENCE_S, names=[name]), name)
+        """Find ``{name, uid, leader, members, kind}`` of a group; leader 0: none known. No node is asked behind the
+        leader itself: of several that are dead, each would have to be waited for."""
+        hint = leader_in(self._ask("locate", None, names=[name]))
+        found: dict[int, Any] = {}
+        for node in sorted(self.nodes(), key=lambda node: node != hint):
+            found[node] = self._ask("locate", node, names=[name])
+            if leader_in(found[node]) == node:
+                break
+        return located(found, name)
 
     def snapshot(self, names: Sequence[str] | None = None, node: int | None = None) -> dict[int, Any]:
         """Snapshot groups (all) on one node, or on every one that has a member of them; answers by node. Raises
@@ -230,17 +238,18 @@ class AdminVerbs(ABC):
 
     def statuses(self) -> dict[int, dict[str, Any]]:
         """Return the status of every node; one that does not answer has only ``node``, ``error`` and ``message``."""
-        found = self._each("status", STATUS_PATIENCE_S)
+        found = self._each("status")
         return {at: unreached(at, row) if isinstance(row, LogyardError) else row for at, row in found.items()}
 
-    def _each(self, method: str, timeout: float, **arguments: object) -> dict[int, Any]:
-        found: dict[int, Any] = {}
-        for node in self.nodes():
-            try:
-                found[node] = self.run(call_node(method, node, **arguments), timeout)
-            except LogyardError as error:
-                found[node] = error
-        return found
+    def _each(self, method: str) -> dict[int, Any]:
+        return {node: self._ask(method, node) for node in self.nodes()}
+
+    def _ask(self, method: str, node: int | None, **arguments: object) -> Any:
+        """Return what a node (None: any) answers, or the error in its place."""
+        try:
+            return self.run(call_node(method, node, **arguments), STATUS_PATIENCE_S)
+        except LogyardError as error:
+            return error
 
     def _done(self, method: str, node: int | None, **arguments: object) -> dict[int, Any]:
         nodes = self.nodes() if node is None else [node]

@@ -25,6 +25,7 @@ from ..types import Spec
 from . import groups, inbound, outbound, replica_gc, ticker
 from .admission import Admission
 from .decommission import Decommission
+from .elections import Elections
 from .follower_reads import FollowerReads
 from .forks import Forks
 from .groups import GroupRegistry
@@ -137,7 +138,9 @@ def compose_host(
         handlers, network.send_blob,
     )  # fmt: skip
     chores = _chores(floors, admission, slow_disk, out, in_, gc, leader_cache)
-    ticked = ticker.Groups(ground.active, loop.mark, walks.over_members, quiescence.quiesce.rest)
+    ticked = ticker.Groups(
+        ground.active, loop.mark, walks.over_members, quiescence.quiesce.rest, Elections(ground.node_id, ground.live)
+    )  # fmt: skip
     tick = Ticker(config, ticked, disk_health, storage.group_commit, replicas.effects, chores)
     roles = RoleChanges(leader_cache, repair.log_repair.sound, replicas.effects, replicas.heartbeats)
     driven = Driven(

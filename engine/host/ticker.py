@@ -16,6 +16,7 @@ import trio
 
 from ..config import SystemConfig
 from ..replica.member import Member
+from .elections import Elections
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Groups(NamedTuple):
     """Call something with every member, in steps."""
     rest: Callable[[Member], None]
     """Hear of a member that needs no ticks any more."""
+    elections: Elections
 
 
 class Chores(NamedTuple):
@@ -173,7 +175,7 @@ class Ticker:
         effects = self._effects
         if (
             self._groups.active or effects.timed or effects.ticking or not self._healthy
-            or not self._group_commit.sealed or self._chores.needed()
+            or not self._group_commit.sealed or self._groups.elections.is_waiting or self._chores.needed()
         ):  # fmt: skip
             return 0.0
         now = trio.current_time()
@@ -213,10 +215,14 @@ class Ticker:
             chores.storage()
 
     def _tick(self) -> None:
-        active, mark, _, rest = self._groups
+        active, mark, _, rest, elections = self._groups
+        active.update(elections.begin())
         for member in list(active):
             raft = member.raft
             if raft.stopped:
+                active.discard(member)
+                continue
+            if not raft.leader and not elections.stands(member):
                 active.discard(member)
                 continue
             quiet = raft.tick()

@@ -8,7 +8,7 @@ a commit or a read (law 10). Called by `inbound` (messages, liveness), by `ticke
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -139,7 +139,7 @@ class Unquiesce:
         # What waking has to say to other nodes, by node; it leaves with the next tick.
         self._notices: dict[int, list[int]] = {}
         # Groups to wake when there is time: (leader that each slept under, 0 for one that is gone; by whose word).
-        self._waking: dict[int, tuple[int, int]] = {}
+        self._waking: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     def find(self, uid: int, use: bool = False, by: int = 0) -> Member | None:
         """Return a group's member, woken if it sleeps; None when this node has none. `use`: somebody waits for it, so

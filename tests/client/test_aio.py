@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -89,6 +90,28 @@ async def test_the_admin_verbs() -> None:
         await yard.delete("log-7")
         with pytest.raises(errors.UnknownGroup):
             await yard.log("log-7").append(b"x")
+
+
+async def test_who_looks_for_a_log_waits_for_no_dead_node_when_its_leader_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with fake_cluster() as cluster:
+        # Nobody listens there, and the client finds both before the leader.
+        cluster.addresses |= {0: "127.0.0.1:1", 9: "127.0.0.1:1"}
+        async with connect(seeds(cluster)) as yard:
+            await yard.create("a", members=[1, 2, 3])
+            await yard.transfer("a", 2)
+            asked: list[Sequence[int]] = []
+            run = Network.run
+
+            async def counted(self: Network, call: Any, timeout: float | None = None) -> Any:
+                asked.append(call.nodes)
+                return await run(self, call, timeout)
+
+            monkeypatch.setattr(Network, "run", counted)
+            assert (await yard.locate("a"))["leader"] == 2
+            assert (await yard.members("a"))["members"] == [1, 2, 3]
+            assert asked == [(), (2,)] * 2
 
 
 async def test_pipelined_appends_keep_their_order_and_share_frames() -> None:

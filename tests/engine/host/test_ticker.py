@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from logyard.engine.config import SystemConfig
+from logyard.engine.host.elections import Elections
 from logyard.engine.host.ticker import REST_SECONDS, Chores, Groups, Ticker
 
 CONFIG = SystemConfig(tick_ms=100, wal_seal_idle_ms=100, machine_tick_ms=1000)
@@ -39,8 +40,9 @@ class Bench:
             look=lambda is_resting: self.ran.append("disk"), healthy=lambda: self.healthy, stalled_s=lambda: 1.0
         )
         groups = Groups(
-            self.active, lambda member: self.ran.append("marked"), self.walk, lambda member: self.ran.append("rests")
-        )
+            self.active, lambda member: self.ran.append("marked"), self.walk, lambda member: self.ran.append("rests"),
+            Elections(1, {1}),
+        )  # fmt: skip
         chores = Chores(
             lambda: self.needed, lambda: self.due_s, self.says("first"), (self.says("healthy"),), (self.says("each"),),
             self.says("sessions"), (self.says("second"),), self.says("storage"),
@@ -63,7 +65,7 @@ class Bench:
             self.ran.append("ticked")
             return quiet
 
-        raft = SimpleNamespace(stopped=False, dirty=has_ready, has_ready=has_ready, tick=tick)
+        raft = SimpleNamespace(stopped=False, leader=1, dirty=has_ready, has_ready=has_ready, tick=tick)
         return Member(raft=raft)
 
     def look(self) -> list[str]:

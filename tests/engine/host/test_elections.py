@@ -1,0 +1,142 @@
+"""Whose turn it is to stand for election when many groups lose their leader at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from logyard.engine.host import elections
+from logyard.engine.host.elections import TURN_TICKS, Elections
+from logyard.engine.raft.state import FOLLOWER, LEADER
+
+from .cluster import cluster, until
+
+LIVE = {2, 3}
+
+
+class Member:
+    """A member of a group of three whose leader, node 1, is gone."""
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+        self.campaigns = 0
+        configuration = SimpleNamespace(voters=(1, 2, 3))
+        self.raft = SimpleNamespace(
+            stopped=False, leader=0, is_quiet=False, mend=None, configuration=configuration, campaign=self.campaign
+        )
+
+    def campaign(self) -> None:
+        self.campaigns += 1
+
+
+def members(count: int) -> list[Any]:
+    return [Member(uid) for uid in range(count)]
+
+
+def tick(turns: Elections, active: list[Any]) -> list[Any]:
+    """One tick of those that are active, as the ticker does it; return who is active then."""
+    turns_now = [*active, *turns.begin()]
+    return [member for member in turns_now if member.raft.leader or turns.stands(member)]
+
+
+def test_a_few_stand_at_once_and_nobody_is_asked_to_campaign() -> None:
+    every = members(8)
+    turns = Elections(2, LIVE, 8)
+    assert tick(turns, every) == every and not turns.is_waiting
+    assert not turns.begin() and not sum(member.campaigns for member in every)
+
+
+def test_the_others_wait_and_come_first_where_this_node_is_to_lead() -> None:
+    every = members(20)
+    turns = Elections(2, LIVE, 4)
+    active = tick(turns, every)
+    assert active == every[:4] and turns.is_waiting
+    order: list[int] = []
+    while active:
+        for member in active:
+            member.raft.leader = 2
+        active = turns.begin()
+        assert len(active) <= 4
+        order += [member.uid for member in active]
+        assert all(turns.stands(member) for member in active)
+    # Of nodes 2 and 3 each leads every other group first; only those are told to campaign at once.
+    assert order == [*range(4, 20, 2), *range(5, 20, 2)] and not turns.is_waiting
+    assert [member.uid for member in every if member.campaigns] == list(range(4, 20, 2))
+
+
+def test_who_got_a_leader_meanwhile_or_is_gone_takes_nobodys_turn() -> None:
+    every = members(12)
+    turns = Elections(3, LIVE, 2)
+    tick(turns, every)
+    for member in every[:10]:
+        member.raft.leader = 2
+    every[10].raft.stopped = True
+    assert turns.begin() == [every[11]] and not turns.is_waiting
+
+
+def test_who_is_asked_for_comes_first() -> None:
+    every = members(12)
+    turns = Elections(2, LIVE, 2)
+    tick(turns, every)
+    # Somebody looked for it: it was made active, and found again without a leader.
+    assert not turns.stands(every[11]) and not turns.stands(every[11])
+    for member in every[:2]:
+        member.raft.leader = 2
+    assert turns.begin() == [every[11], every[2]] and not every[11].campaigns
+
+
+def test_who_cannot_be_elected_makes_room_and_has_its_turn_again() -> None:
+    every = members(6)
+    turns = Elections(2, LIVE, 2)
+    active = tick(turns, every)
+    seen: list[int] = []
+    for _ in range(6 * TURN_TICKS):
+        active = tick(turns, active)
+        assert len(active) <= 2
+        seen += [member.uid for member in active if member.uid not in seen[-2:]]
+    assert set(seen) == set(range(6)), "all had a turn"
+    assert seen.count(0) >= 2, "and again"
+
+
+def test_who_cannot_be_elected_keeps_its_turn_while_nobody_waits() -> None:
+    every = members(2)
+    turns = Elections(2, LIVE, 2)
+    active = tick(turns, every)
+    for _ in range(3 * TURN_TICKS):
+        active = tick(turns, active)
+    assert active == every
+
+
+async def test_all_groups_of_a_dead_node_are_led_again_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elections, "STANDING_MAX", 3)
+    count = 40
+    async with cluster(tmp_path, group="") as c:
+        specs = [{"name": f"log-{number}", "members": [1, 2, 3], "machine": "log"} for number in range(count)]
+        await c.nodes[1].create_groups(specs)
+
+        def led(among: list[int]) -> int:
+            return sum(member.raft.role == LEADER for node in among for member in c.system(node).members.values())
+
+        await until(lambda: led([1, 2, 3]) == count, "all are led")
+        for node in (2, 3):
+            for member in list(c.system(node).members.values()):
+                if member.raft.role == LEADER:
+                    await c.nodes[node].transfer(member.spec.name, 1)
+        await until(lambda: led([1]) == count, "by node 1")
+        await c.crash(1)
+        crowd = 0
+        with trio.fail_after(60):
+            while led([2, 3]) < count:
+                for node in (2, 3):
+                    campaigning = [
+                        member for member in c.system(node).members.values() if member.raft.role not in (FOLLOWER, LEADER)
+                    ]
+                    crowd = max(crowd, len(campaigning))
+                await trio.sleep(0)
+        assert 1 <= crowd <= 3
