@@ -311,6 +311,13 @@ class SystemConfig:
     election_ticks: int = _limit(
         10, 2, 1000, "Ticks without a leader before a campaign, drawn from once to twice this."
     )
+    elections_at_once: int = _limit(
+        256,
+        1,
+        1_048_576,
+        "Of the groups that know no leader so many at most stand for election at a time; the others wait for their "
+        "turn.",
+    )
     liveness_interval_ms: int = _limit(100, 10, 10_000, "Renewals between two nodes, however many groups they share.")
     liveness_timeout_ms: int = _limit(
         600, 50, 600_000, "A node without a counted renewal for this long is taken for dead."

@@ -64,6 +64,7 @@ class Host(NamedTuple):
     follower_reads: FollowerReads
     outbound: Outbound
     inbound: Inbound
+    elections: Elections
     ticker: Ticker
     driven: Driven
     """What a turn drives; `peers` are the node's, when it runs."""
@@ -138,9 +139,8 @@ def compose_host(
         handlers, network.send_blob,
     )  # fmt: skip
     chores = _chores(floors, admission, slow_disk, out, in_, gc, leader_cache)
-    ticked = ticker.Groups(
-        ground.active, loop.mark, walks.over_members, quiescence.quiesce.rest, Elections(ground.node_id, ground.live)
-    )  # fmt: skip
+    elections = Elections(ground.node_id, ground.live, config.elections_at_once)
+    ticked = ticker.Groups(ground.active, loop.mark, walks.over_members, quiescence.quiesce.rest, elections)
     tick = Ticker(config, ticked, disk_health, storage.group_commit, replicas.effects, chores)
     roles = RoleChanges(leader_cache, repair.log_repair.sound, replicas.effects, replicas.heartbeats)
     driven = Driven(
@@ -148,7 +148,8 @@ def compose_host(
         replicas.heartbeats.seen, storage.accounting.cut, storage.segment_writer.hard_state_written, roles.tell, tick,
     )  # fmt: skip
     return Host(
-        disk_health, slow_disk, fail_stop, walks, gc, registry, decommission, follower_reads, out, in_, tick, driven
+        disk_health, slow_disk, fail_stop, walks, gc, registry, decommission, follower_reads, out, in_, elections, tick,
+        driven,
     )  # fmt: skip
 
 

@@ -17,21 +17,19 @@ from collections.abc import Container
 from ..replica.build import first_leader
 from ..replica.member import Member
 
-STANDING_MAX = 256
-"""Elections of so many groups are some tens of milliseconds of the loop: one tick's."""
 TURN_TICKS = 40
 """More than the longest election timeout: of one that is not denied."""
 
 
 class Elections:
-    """One node's. `live`: the nodes that are up, this one among them; `most`: how many stand at once, if not the usual number."""
+    """One node's. `live`: the nodes that are up, this one among them; `most`: how many may stand at once."""
 
     __slots__ = ("_node", "_live", "_most", "_tick", "_standing", "_asked", "_own", "_others")
 
-    def __init__(self, node: int, live: Container[int], most: int = 0) -> None:
+    def __init__(self, node: int, live: Container[int], most: int) -> None:
         self._node = node
         self._live = live
-        self._most = most or STANDING_MAX
+        self._most = most
         self._tick = 0
         self._standing: dict[Member, int] = {}
         self._asked: OrderedDict[Member, None] = OrderedDict()
@@ -44,7 +42,7 @@ class Elections:
         return bool(self._asked or self._own or self._others)
 
     def begin(self) -> list[Member]:
-        """Begin a tick: return the members whose turn begins, to be ticked from now on."""
+        """Begin a tick: return the members whose turn begins, to be ticked from now on. They campaign at once."""
         self._tick += 1
         standing = self._standing
         for member in [member for member in standing if _has_settled(member)]:
@@ -56,13 +54,12 @@ class Elections:
                 if not _has_settled(member):
                     standing[member] = self._tick
                     found.append(member)
-                    if queue is self._own:
-                        member.raft.campaign()
+                    member.raft.campaign()
         return found
 
     def stands(self, member: Member) -> bool:
-        """Return whether a member that knows no leader is to be ticked on; if not, it waits for its turn from now on.
-        One that waits already, and is active again, is asked for."""
+        """Return whether a member that knows no leader is to be ticked on; if not, it waits for its turn from now
+        on."""
         if member.raft.mend is not None:
             # It asks for what it lost.
             return True
@@ -71,7 +68,10 @@ class Elections:
             if len(self._standing) < self._most and not self.is_waiting:
                 self._standing[member] = self._tick
                 return True
-            self._queue(member)
+            if member not in self._asked:
+                voters = [node for node in member.raft.configuration.voters if node in self._live]
+                mine = first_leader(member.uid, voters) == self._node
+                (self._own if mine else self._others).setdefault(member)
             return False
         if self._tick - began < TURN_TICKS or not self.is_waiting:
             return True
@@ -79,17 +79,12 @@ class Elections:
         self._others[member] = None
         return False
 
-    def _queue(self, member: Member) -> None:
-        if member in self._asked:
-            return
-        if member in self._own or member in self._others:
-            self._own.pop(member, None)
-            self._others.pop(member, None)
-            self._asked[member] = None
-            return
-        voters = [node for node in member.raft.configuration.voters if node in self._live]
-        queue = self._own if first_leader(member.uid, voters) == self._node else self._others
-        queue[member] = None
+    def ask(self, member: Member) -> None:
+        """Let a member come first: somebody is going to use it."""
+        for queue in (self._own, self._others):
+            if member in queue:
+                del queue[member]
+                self._asked[member] = None
 
 
 def _has_settled(member: Member) -> bool:

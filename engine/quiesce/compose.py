@@ -39,6 +39,8 @@ class Above(Upcalls):
     def __init__(self) -> None:
         self.stir = Upcall[[], None]()
         """The next tick has something to do."""
+        self.asked = Upcall[[Member], None]()
+        """Somebody is going to use a member that knows no leader."""
         self.shrunk = Upcall[[], None]()
         """Many groups went to sleep: there is memory to give back."""
 
@@ -115,7 +117,7 @@ def compose_quiescence(
         node, config.hibernate_after_ms / 1000, members, live, table, hibernation, waking,
         quiesce.Host(ground.active.__contains__, send_blob, ground.spawn),
     )  # fmt: skip
-    lookup = Lookup(node, members, ground.active, names, table, waking, rebuild.spec)
+    lookup = Lookup(node, members, ground.active, names, table, waking, rebuild.spec, above.asked)
     return Quiescence(above, table, names, lookup, timers, transitions, waking, digests, asleep)
 
 

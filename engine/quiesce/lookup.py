@@ -18,9 +18,9 @@ from .unquiesce import Unquiesce
 
 class Lookup:
     """One node's. `active`: members that do not rest just now; `stored_spec(uid)` reads a sleeping group's
-    definition."""
+    definition; `asked(member)` hears of one without a leader that somebody is going to use."""
 
-    __slots__ = ("_node_id", "_members", "_active", "_names", "_table", "_unquiesce", "_stored_spec")
+    __slots__ = ("_node_id", "_members", "_active", "_names", "_table", "_unquiesce", "_stored_spec", "_asked")
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class Lookup:
         table: QuiescedTable,
         unquiesce: Unquiesce,
         stored_spec: Callable[[int], Spec],
+        asked: Callable[[Member], None],
     ) -> None:
         self._node_id = node_id
         self._members = members
@@ -39,6 +40,7 @@ class Lookup:
         self._table = table
         self._unquiesce = unquiesce
         self._stored_spec = stored_spec
+        self._asked = asked
 
     def find(self, uid: int) -> Member | None:
         """Return a group's member, woken if it hibernates; None when this node has none."""
@@ -60,6 +62,8 @@ class Lookup:
             raise UnknownGroup(f"no group {name!r} on node {self._node_id}", name=name)
         # Whoever asks is going to use it: it does not rest just now.
         self._active.add(member)
+        if not member.raft.leader:
+            self._asked(member)
         return member
 
     def has(self, uid: int) -> bool:

@@ -46,11 +46,13 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "rings": {"rot_ring": ("D8.ring",), "ring_tail": ("R1.ring_tail",)},
     # One group at a time has an entry under way, or a few, so that the proposals of the others wait and gather.
     "linger": {},
+    # One group at a time stands for election, or a few, so that the others wait for their turn.
+    "turns": {},
     # Large bodies of generations lie in files beside LMDB.
     "bodies": {},
 }
 """By feature, its verbs with the kinds that each can hit."""
-LATER = ("rings", "linger", "bodies", "commits")
+LATER = ("rings", "linger", "bodies", "commits", "turns")
 """Features that came after histories were recorded, whose seeds do not have them."""
 MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}
 MORE_KINDS = frozenset(kind for kinds in MORE_VERBS.values() for kind in kinds)

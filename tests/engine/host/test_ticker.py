@@ -41,7 +41,7 @@ class Bench:
         )
         groups = Groups(
             self.active, lambda member: self.ran.append("marked"), self.walk, lambda member: self.ran.append("rests"),
-            Elections(1, {1}),
+            Elections(1, {1}, 256),
         )  # fmt: skip
         chores = Chores(
             lambda: self.needed, lambda: self.due_s, self.says("first"), (self.says("healthy"),), (self.says("each"),),

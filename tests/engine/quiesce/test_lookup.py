@@ -25,8 +25,10 @@ class Bench(Yard):
         self.table.add(UID, row())
         self.members[AWAKE] = member_of(self.live, AWAKE, "b")
         self.all_names["b"] = AWAKE
+        self.asked: list[Any] = []
         self.lookup = Lookup(
-            OWN, self.members, self.active, self.all_names, self.table, self.unquiesce, lambda uid: f"spec of {uid}"  # type: ignore[arg-type,return-value]
+            OWN, self.members, self.active, self.all_names, self.table, self.unquiesce, lambda uid: f"spec of {uid}",  # type: ignore[arg-type,return-value]
+            self.asked.append,
         )  # fmt: skip
 
 
@@ -52,6 +54,17 @@ def test_who_is_asked_for_by_name_does_not_rest_just_now() -> None:
     assert bench.lookup.member("b") is bench.members[AWAKE] in bench.active
     with pytest.raises(UnknownGroup, match="no group 'c' on node 2"):
         bench.lookup.member("c")
+
+
+def test_who_is_asked_for_by_name_and_has_no_leader_is_said() -> None:
+    bench = Bench()
+    awake = bench.members[AWAKE]
+    awake.raft.leader = OWN
+    assert bench.lookup.member("b") is awake and not bench.asked
+    awake.raft.leader = 0
+    bench.lookup.member("b")
+    bench.lookup.find(AWAKE)
+    assert bench.asked == [awake]
 
 
 def test_a_name_that_is_taken_has_no_member_before_its_group_is_durable() -> None:
