@@ -175,6 +175,11 @@ class FailoverSettings:
     size: int = size_option(256)
     interval_s: float = seconds_option(0.5, "Seconds between a log's writes.", 0.01, "interval")
     steady_s: float = seconds_option(2.0, "Seconds before the kill.", 0.0, "steady")
+    leaders: str = option(
+        "one", "Who leads before the kill: the node that dies all, or each node a share, of very many.",
+        among=("one", "spread"),
+    )  # fmt: skip
+    rate: float = option(200.0, "With spread leaders: appends a second, to random logs.", least=0.1)
 
 
 @dataclass(frozen=True, slots=True)

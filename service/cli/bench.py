@@ -324,18 +324,24 @@ def bench_recover(
 def bench_failover(
     nodes: int, settings: FailoverSettings, directory: Path | None, volatile: bool, output: Output
 ) -> None:
-    """Measure the seconds from kill -9 of the node that leads every log until each has acknowledged a write again.
+    """Measure the seconds from kill -9 of the node that leads every log until each has acknowledged a write again; of
+    one that leads a share of very many, until all have a leader again, and how long appends wait meanwhile.
 
     \b
-    Example:
+    Examples:
       logyard bench failover --logs 1000 --json
+      logyard bench failover --logs 100000 --leaders spread --json
     """
     from logyard.bench.cases.failover import run_failover
+    from logyard.bench.cases.failover_spread import run_failover_spread
 
     if nodes < 3:
         raise click.BadParameter("two nodes have no quorum after a kill: take three or more", param_hint="--nodes")
-    with bench_cluster(nodes, directory, volatile) as (cluster, where):
-        report = run_failover(settings, cluster, where, output.say)
+    run, limits = run_failover, None
+    if settings.leaders == "spread":
+        run, limits = run_failover_spread, {"groups_max": max(100_000, 2 * settings.logs)}
+    with bench_cluster(nodes, directory, volatile, limits) as (cluster, where):
+        report = run(settings, cluster, where, output.say)
     show(report, output)
 
 

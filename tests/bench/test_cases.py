@@ -194,6 +194,18 @@ def test_failover_brings_every_log_back(tmp_path: Path) -> None:
     assert 0 < found["noticed_s"] <= found["led_again_s"]
 
 
+@pytest.mark.long
+def test_a_dead_node_of_many_has_all_logs_led_again(tmp_path: Path) -> None:
+    found = bench(
+        "failover", "--logs", "60", "--leaders", "spread", "--steady", "0.3", "--rate", "50",
+        "--dir", str(tmp_path / "nodes"),
+    )  # fmt: skip
+    assert found["ok"] is True and found["problems"] == [] and found["lost"] == found["failed"] == 0
+    assert found["acknowledged"] == 60 + found["probes"] and found["probes"] > 50
+    assert 0 < found["noticed_s"] <= found["led_again_s"] == found["failover_s"] < 30
+    assert 0 < found["append_p50_ms"] <= found["append_p99_ms"] <= found["append_max_ms"]
+
+
 def test_a_log_is_back_only_with_a_write_submitted_after_the_kill() -> None:
     class Pending:
         def __init__(self) -> None:

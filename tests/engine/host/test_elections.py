@@ -133,7 +133,9 @@ async def test_all_groups_of_a_dead_node_are_led_again_a_few_at_a_time(tmp_path:
             while led([2, 3]) < count:
                 for node in (2, 3):
                     campaigning = [
-                        member for member in c.system(node).members.values() if member.raft.role not in (FOLLOWER, LEADER)
+                        member
+                        for member in c.system(node).members.values()
+                        if member.raft.role not in (FOLLOWER, LEADER)
                     ]
                     crowd = max(crowd, len(campaigning))
                 await trio.sleep(0)
