@@ -64,7 +64,6 @@ class Host(NamedTuple):
     follower_reads: FollowerReads
     outbound: Outbound
     inbound: Inbound
-    elections: Elections
     ticker: Ticker
     driven: Driven
     """What a turn drives; `peers` are the node's, when it runs."""
@@ -148,8 +147,7 @@ def compose_host(
         replicas.heartbeats.seen, storage.accounting.cut, storage.segment_writer.hard_state_written, roles.tell, tick,
     )  # fmt: skip
     return Host(
-        disk_health, slow_disk, fail_stop, walks, gc, registry, decommission, follower_reads, out, in_, elections, tick,
-        driven,
+        disk_health, slow_disk, fail_stop, walks, gc, registry, decommission, follower_reads, out, in_, tick, driven
     )  # fmt: skip
 
 

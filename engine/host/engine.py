@@ -178,7 +178,7 @@ class System:
         repair.is_busy.bind(lambda: self.host.slow_disk.slow or self.admission.full)
 
         asleep.stir.bind(self.host.ticker.stir)
-        asleep.asked.bind(self.host.elections.ask)
+        asleep.asked.bind(self.host.ticker.elections.ask)
         asleep.shrunk.bind(lambda: self.shrunk())
 
         for above in (storage, replicas, transfers, repair, asleep):

@@ -109,10 +109,11 @@ class Chores(NamedTuple):
 
 
 class Ticker:
-    """One node's. `resting` while nothing needs a tick: the turn that makes a member active says `stir`."""
+    """One node's. `resting` while nothing needs a tick: the turn that makes a member active says `stir`. `elections`:
+    whose turn it is to stand."""
 
     __slots__ = (
-        "resting", "_config", "_groups", "_disk", "_group_commit", "_effects", "_chores", "_lot", "_healthy",
+        "resting", "elections", "_config", "_groups", "_disk", "_group_commit", "_effects", "_chores", "_lot", "_healthy",
         "_machines", "_housekeeping", "_sessions", "_storage", "_over",
     )  # fmt: skip
 
@@ -126,6 +127,7 @@ class Ticker:
         chores: Chores,
     ) -> None:
         self.resting = False
+        self.elections = groups.elections
         self._config = config
         self._groups = groups
         self._disk = disk
@@ -175,7 +177,7 @@ class Ticker:
         effects = self._effects
         if (
             self._groups.active or effects.timed or effects.ticking or not self._healthy
-            or not self._group_commit.sealed or self._groups.elections.is_waiting or self._chores.needed()
+            or not self._group_commit.sealed or self.elections.is_waiting or self._chores.needed()
         ):  # fmt: skip
             return 0.0
         now = trio.current_time()

@@ -339,7 +339,9 @@ def bench_failover(
         raise click.BadParameter("two nodes have no quorum after a kill: take three or more", param_hint="--nodes")
     run, limits = run_failover, None
     if settings.leaders == "spread":
-        run, limits = run_failover_spread, {"groups_max": max(100_000, 2 * settings.logs)}
+        run, limits = run_failover_spread, {
+            "groups_max": max(100_000, 2 * settings.logs), "hibernate_after_ms": 0,
+        }  # fmt: skip
     with bench_cluster(nodes, directory, volatile, limits) as (cluster, where):
         report = run(settings, cluster, where, output.say)
     show(report, output)

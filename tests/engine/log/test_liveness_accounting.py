@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from logyard.engine.disk.door import unreadable
 from logyard.engine.entry import NOOP, Entry, build_commands, build_plain, records_in, units_of
+from logyard.engine.log import liveness_accounting
 from logyard.engine.log.liveness_accounting import LivenessAccounting, Recount
 from logyard.engine.log.location import SealedFile, Share
 from logyard.engine.log.meta_rows import SegmentRun
@@ -436,6 +437,21 @@ def test_what_lives_in_files_without_a_segment_counts_by_looking() -> None:
     ]
     bench.unsealed.append((1234, entry(21)))
     assert bench.accounting.live_bytes() == sealed + entry(21).body_bytes
+
+
+def test_of_very_many_entries_without_a_segment_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    sealed = sum(file.live for file in bench.files.values())
+    bench.unsealed = [(UID, entry(at)) for at in range(21, 61)]
+    size = sum(one.body_bytes for _, one in bench.unsealed)
+    monkeypatch.setattr(liveness_accounting, "LOOKED_AT_MAX", 10)
+    looked: list[int] = []
+    is_dead = bench.member.is_dead
+    monkeypatch.setattr(bench.member, "is_dead", lambda one: looked.append(one.index) or is_dead(one), raising=False)
+    assert bench.accounting.live_bytes() == sealed + size and len(looked) <= 10
+    bench.liveness.release((21, 0), (41, 0))
+    exact = sealed + sum(one.body_bytes for _, one in bench.unsealed if one.index > 40)
+    assert bench.accounting.live_bytes() == pytest.approx(exact, rel=0.05)
 
 
 @pytest.mark.parametrize(("lost", "damaged", "marks"), [(True, False, 1), (False, False, 0), (True, True, 0)])
