@@ -113,8 +113,8 @@ class Ticker:
     whose turn it is to stand."""
 
     __slots__ = (
-        "resting", "elections", "_config", "_groups", "_disk", "_group_commit", "_effects", "_chores", "_lot", "_healthy",
-        "_machines", "_housekeeping", "_sessions", "_storage", "_over",
+        "resting", "elections", "_config", "_groups", "_disk", "_group_commit", "_effects", "_chores", "_lot",
+        "_healthy", "_machines", "_housekeeping", "_sessions", "_storage", "_over",
     )  # fmt: skip
 
     def __init__(
