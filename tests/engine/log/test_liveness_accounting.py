@@ -450,7 +450,7 @@ def test_of_very_many_entries_without_a_segment_some_are_looked_at(monkeypatch: 
 
     def counted(one: Entry) -> bool:
         looked.append(one.index)
-        return is_dead(one)
+        return bool(is_dead(one))
 
     monkeypatch.setattr(bench.member, "is_dead", counted, raising=False)
     assert bench.accounting.live_bytes() == sealed + size and len(looked) <= 10
