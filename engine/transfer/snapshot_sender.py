@@ -32,7 +32,7 @@ from ..log.meta_rows import SnapshotRow
 from ..ports import StorePort
 from ..raft.state import LEADER
 from ..ranges import Range, covered
-from ..replica.member import RUNNING, Member
+from ..replica.member import HALTED, RUNNING, Member
 from ..replica.reader import Located, Wanted
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Manifest
@@ -254,7 +254,7 @@ class PullAnswers:
     async def _answer(self, node: int, header: Mapping[str, Any]) -> tuple[dict[str, Any], list[Buffer]]:
         uid = int(header["uid"])
         member = self._find(uid, node)
-        if member is None or member.state != RUNNING:
+        if member is None or not _may_serve(member):
             raise LogyardError(f"group {uid:016x} does not run on this node")
         if node not in member.raft.configuration.nodes():
             raise LogyardError(f"node {node} is no member of group {uid:016x}")
@@ -337,3 +337,10 @@ class PullAnswers:
         if not through and ranges:
             raise LogyardError(f"this member has not applied entry {ranges[0][0]}")
         return batch, through
+
+
+def _may_serve(member: Member) -> bool:
+    """Return whether what a member has applied can be sent. One that is halted at a command has what was before it: the
+    others may need it to form the quorum that skips the command."""
+    halt = member.halt
+    return member.state == RUNNING or (member.state == HALTED and halt is not None and not halt.half_built)
