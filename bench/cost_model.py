@@ -35,7 +35,7 @@ from logyard.protocol.errors import LogyardError
 from .calibrate import describe_machine, mixed_turn_ns
 from .cases.append import run_processes, specifications
 from .cluster import NotReached, create_logs, groups_of, log_names, reach, statuses
-from .processes import cpu_seconds
+from .processes import cpu_seconds, wake_ups
 from .settings import AppendSettings
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ FITTED = (
 )  # fmt: skip
 HELD_OUT = (Shape(1, 256, 5, 8), Shape(10, 8192, 2, 10), Shape(100, 1024, 5, 50))
 COUNTS = ("command", "entry", "batch", "KiB")
-NODE = tuple(f"{role} {name}" for role in ("leader", "follower") for name in COUNTS)
-CLIENT = ("command", "frame", "batch", "KiB")
+NODE = (*(f"{role} {name}" for role in ("leader", "follower") for name in COUNTS), "wake-up")
+CLIENT = ("command", "frame", "KiB", "wake-up")
 
 
 class Unfit(Exception):
@@ -204,6 +204,7 @@ class Model(NamedTuple):
         found = {"client": {name: round(us, 3) for name, us in self.client.items()}}
         for role in ("leader", "follower"):
             found[role] = {name: round(self.node[f"{role} {name}"], 3) for name in COUNTS}
+        found["node"] = {"wake-up": round(self.node["wake-up"], 3)}
         return found
 
 
@@ -344,21 +345,26 @@ def observe(shape: Shape, yard: Yard, cluster: Started, seconds: float) -> Run:
     reach("all applied", lambda: level(statuses(yard, cluster)), APPLIED_S)
     before = Look.at(yard, cluster)
     so_far: list[float] = []
+    slept: list[int] = []
 
     def loading(text: str) -> None:
         """Begin to count: the load process is ready, and waits to be let go."""
         so_far.extend(map(cpu_seconds, cluster.pids))
+        slept.extend(map(wake_ups, cluster.pids))
 
     with Speed() as speed:
         (result,) = run_processes(specs, loading)
         reach("all applied", lambda: level(statuses(yard, cluster)), APPLIED_S)
     used = [cpu_seconds(pid) - before_s for pid, before_s in zip(cluster.pids, so_far, strict=True)]
+    woken = [wake_ups(pid) - so_far for pid, so_far in zip(cluster.pids, slept, strict=True)]
     commands, nodes = counts_of(shape, before, Look.at(yard, cluster))
+    for node, count in zip(nodes, woken, strict=True):
+        node["wake-up"] = count
     if result["failed"] or not commands:
         raise NotReached(f"{shape.name}: {'; '.join(result['problems']) or 'nothing was appended'}")
     client = {
-        "command": commands, "frame": result["frames"], "batch": sum(node["leader batch"] for node in nodes),
-        "KiB": commands * shape.size / 1024,
+        "command": commands, "frame": result["frames"], "KiB": commands * shape.size / 1024,
+        "wake-up": result["wake_ups"],
     }  # fmt: skip
     if not min(used):
         raise NotReached(f"{shape.name}: no processor time of the nodes is known: it is read from Linux")

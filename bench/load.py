@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -215,7 +216,7 @@ class Load:
                 nursery.start_soon(reader)
         return good, bad
 
-    def result(self, verified: int, lost: int, cpu_s: float) -> dict[str, Any]:
+    def result(self, verified: int, lost: int, cpu_s: float, wake_ups: int) -> dict[str, Any]:
         """Return what the parent merges."""
         return {
             "counted": self.counted,
@@ -227,6 +228,7 @@ class Load:
             "histogram": self.histogram.dump(),
             "problems": self.problems,
             "cpu_s": round(cpu_s, 3),
+            "wake_ups": wake_ups,
         }
 
 
@@ -241,11 +243,12 @@ async def load_main(spec: LoadSpec) -> None:
         print("ready", flush=True)
         if sys.stdin.readline().strip() != "go":
             return
-        cpu = time.process_time()
+        cpu, slept = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
         await load.run()
         cpu = time.process_time() - cpu
+        slept = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - slept
         verified, lost = await load.verify()
-        print(json.dumps(load.result(verified, lost, cpu)), flush=True)
+        print(json.dumps(load.result(verified, lost, cpu, slept)), flush=True)
 
 
 def main() -> None:

@@ -95,6 +95,20 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
+def wake_ups(pid: int) -> int:
+    """Return how often threads of a node, all its processes, have slept so far (voluntary context switches): each is
+    woken after it."""
+    total = 0
+    for member in family([pid]):
+        for thread in Path(f"/proc/{member}/task").glob("*/status"):
+            try:
+                text = thread.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("voluntary_ctxt"))
+    return total
+
+
 def written_bytes(pid: int) -> int:
     """Return bytes that a node caused to be written to storage so far, all its processes (`write_bytes` of
     /proc/PID/io).

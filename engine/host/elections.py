@@ -2,11 +2,12 @@
 
 A node that dies may have led tens of thousands of groups. If all of the others' members campaign within an election
 timeout, no election ends before the next begins, and none ever does. So of the members here that know no leader no more
-than `STANDING_MAX` are ticked at a time; the others neither campaign nor count time until it is their turn, and take
-part in elections that other nodes begin. First come groups that somebody asks for, then those that this node is to lead
-(of the voters that live each has a share, so that two do not campaign for one group), then the rest, which by then have
-leaders. Invariants: who stands without success makes room after `TURN_TICKS` while others wait; who waits is ticked
-again. Nothing here decides an election. Called by `ticker`.
+than `elections_at_once` are ticked at a time; the others neither campaign nor count time until it is their turn, and
+take part in elections that other nodes begin. First come groups that somebody asks for, then those that this node is to
+lead (of the voters that live each has a share, so that two do not campaign for one group), then the rest, which by then
+have leaders, and at last those without a quorum of nodes that live. Invariants: who stands without success makes room
+after its turn while others wait, at once where it has no quorum, and comes behind them; who waits is ticked again;
+while there is room for all, nothing is done here. Nothing here decides an election. Called by `ticker`.
 """
 
 from __future__ import annotations
@@ -14,77 +15,113 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container
 
+from ..raft.quorum import has_quorum
+from ..raft.state import FOLLOWER
 from ..replica.build import first_leader
 from ..replica.member import Member
 
-TURN_TICKS = 40
-"""More than the longest election timeout: of one that is not denied."""
+TURN = 4
+"""A turn in election timeouts of the shortest kind: two campaigns of one that is not denied."""
 
 
 class Elections:
     """One node's. `live`: the nodes that are up, this one among them; `most`: how many may stand at once."""
 
-    __slots__ = ("_node", "_live", "_most", "_tick", "_standing", "_asked", "_own", "_others")
+    __slots__ = ("_node", "_live", "_most", "_tick", "_standing", "_asked", "_own", "_others", "_hopeless")
 
     def __init__(self, node: int, live: Container[int], most: int) -> None:
         self._node = node
         self._live = live
         self._most = most
         self._tick = 0
+        # When the turn of each began.
         self._standing: dict[Member, int] = {}
-        self._asked: OrderedDict[Member, None] = OrderedDict()
-        self._own: OrderedDict[Member, None] = OrderedDict()
-        self._others: OrderedDict[Member, None] = OrderedDict()
+        # Beside each that waits: whether it had a turn before.
+        self._asked: OrderedDict[Member, bool] = OrderedDict()
+        self._own: OrderedDict[Member, bool] = OrderedDict()
+        self._others: OrderedDict[Member, bool] = OrderedDict()
+        self._hopeless: OrderedDict[Member, bool] = OrderedDict()
 
     @property
     def is_waiting(self) -> bool:
         """Whether any member waits for its turn."""
-        return bool(self._asked or self._own or self._others)
+        return bool(self._asked or self._own or self._others or self._hopeless)
 
     def begin(self) -> list[Member]:
-        """Begin a tick: return the members whose turn begins, to be ticked from now on. They campaign at once."""
+        """Begin a tick: return the members whose turn begins, to be ticked from now on. They campaign at once, but for
+        those of a node that is to lead only where no other one does."""
         self._tick += 1
         standing = self._standing
-        for member in [member for member in standing if _has_settled(member)]:
-            del standing[member]
+        crowded = bool(self._asked or self._own or self._others)
+        for member in list(standing):
+            if _has_settled(member):
+                del standing[member]
+            elif crowded and not self._has_quorum(member):
+                del standing[member]
+                self._hopeless[member] = True
         found: list[Member] = []
-        for queue in (self._asked, self._own, self._others):
-            while queue and len(standing) < self._most:
+        for queue in (self._asked, self._own, self._others, self._hopeless):
+            # What is put behind others is not looked at twice.
+            for _ in range(len(queue)):
+                if len(standing) >= self._most:
+                    break
                 member, _ = queue.popitem(last=False)
-                if not _has_settled(member):
-                    standing[member] = self._tick
-                    found.append(member)
-                    member.raft.campaign()
+                if _has_settled(member):
+                    continue
+                if queue is not self._hopeless and not self._has_quorum(member):
+                    self._hopeless[member] = True
+                    continue
+                standing[member] = self._tick
+                found.append(member)
+                raft = member.raft
+                if raft.role == FOLLOWER and not raft.limits.patience:
+                    raft.campaign()
         return found
 
     def stands(self, member: Member) -> bool:
         """Return whether a member that knows no leader is to be ticked on; if not, it waits for its turn from now
         on."""
-        if member.raft.mend is not None:
-            # It asks for what it lost.
+        raft = member.raft
+        if raft.mend is not None or not raft.voter or not raft.may_lead:
+            # It asks for what it lost, or for whoever leads.
             return True
         began = self._standing.get(member)
         if began is None:
             if len(self._standing) < self._most and not self.is_waiting:
                 self._standing[member] = self._tick
                 return True
-            if member not in self._asked:
-                voters = [node for node in member.raft.configuration.voters if node in self._live]
-                mine = first_leader(member.uid, voters) == self._node
-                (self._own if mine else self._others).setdefault(member)
+            self._queue(member)
             return False
-        if self._tick - began < TURN_TICKS or not self.is_waiting:
+        if self._tick - began < TURN * raft.limits.election_ticks or not self.is_waiting:
             return True
         del self._standing[member]
-        self._others[member] = None
+        self._others[member] = True
         return False
 
+    def _queue(self, member: Member) -> None:
+        if (
+            member in self._asked
+            or self._others.get(member)
+            or (member in self._hopeless and not self._has_quorum(member))
+        ):
+            return
+        self._hopeless.pop(member, None)
+        voters = [node for node in member.raft.configuration.voters if node in self._live]
+        mine = first_leader(member.uid, voters) == self._node and not member.raft.limits.patience
+        # Whose it is may have changed with the nodes that live.
+        queue, other = (self._own, self._others) if mine else (self._others, self._own)
+        other.pop(member, None)
+        queue.setdefault(member, False)
+
     def ask(self, member: Member) -> None:
-        """Let a member come first: somebody is going to use it."""
+        """Let a member come first, if it had no turn yet: somebody is going to use it."""
         for queue in (self._own, self._others):
-            if member in queue:
+            if queue.get(member) is False:
                 del queue[member]
-                self._asked[member] = None
+                self._asked[member] = False
+
+    def _has_quorum(self, member: Member) -> bool:
+        return has_quorum(member.raft.configuration, self._live)
 
 
 def _has_settled(member: Member) -> bool:

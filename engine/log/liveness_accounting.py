@@ -397,15 +397,17 @@ class LivenessAccounting:
 
     def live_bytes(self) -> int:
         """Return the live or pending payload bytes whose home is the WAL: sealed files by counter, unsealed ones by
-        looking, at each of up to `LOOKED_AT_MAX` entries and at as many of more: the others are taken to live in the
-        same part, as a look takes microseconds and there may be hundreds of thousands."""
+        looking, at each of up to `LOOKED_AT_MAX` entries and at some as many of more: the others are taken to live in
+        the same part, as a look takes microseconds and there may be hundreds of thousands."""
         size = sum(file.live for file in self._files.values())
         unsealed = [(uid, entry) for uid, entry in self._location.unsealed() if entry.body_bytes]
-        looked_at = unsealed[:: len(unsealed) // LOOKED_AT_MAX + 1]
+        one_in = len(unsealed) // LOOKED_AT_MAX + 1
+        # By a hash: groups may take turns, so that each so-and-so-many-th entry is of the same one.
+        looked_at = [(uid, entry) for uid, entry in unsealed if one_in == 1 or _mixed(uid, entry.index) % one_in == 0]
         living = sum(entry.body_bytes for uid, entry in looked_at if self._lives(uid, entry))
-        if len(looked_at) < len(unsealed):
+        if one_in > 1:
             seen = sum(entry.body_bytes for _, entry in looked_at)
-            living = living * sum(entry.body_bytes for _, entry in unsealed) // seen
+            living = living * sum(entry.body_bytes for _, entry in unsealed) // max(1, seen)
         return size + living
 
     def _lives(self, uid: int, entry: Entry) -> bool:
@@ -415,6 +417,11 @@ class LivenessAccounting:
         if member is None or entry.tombstone or member.raft.log.term(entry.index) != entry.term:
             return False
         return self._store.home(uid, entry.index) is None and not member.is_dead(entry)
+
+
+def _mixed(uid: int, index: int) -> int:
+    """Return a number that looks drawn: the upper bits of a product (Knuth's multiplicative hashing)."""
+    return ((uid + index) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 40
 
 
 def _retry_after(error: LogyardError) -> float:

@@ -132,6 +132,10 @@ class Effects:
         """Perform the effects of one entry, in order; called on every member. Raises `TypeError` for what is none."""
         outside: list[Effect] = []
         for effect in effects:
+            # All of them first: what a halted member says of its payloads is of what it has applied.
+            if type(effect) is not Release:
+                check_effect(effect)
+        for effect in effects:
             if type(effect) is Release:
                 # Homes book exactly what lived: a second release of the same payloads would be counted twice, and a
                 # file given up with others in it that live.
@@ -141,7 +145,6 @@ class Effects:
                     for first, end in member.uploads.spared(effect.first, effect.end):
                         self._released(member, member.release(context.index, first, end))
                 continue
-            check_effect(effect)
             if isinstance(effect, REPLICATED):
                 self._keep(member, context, effect)
             else:

@@ -79,6 +79,10 @@ class Scribe:
             gone = self.refs.pop(arguments[0])
             at = Position(gone.index, gone.ordinal)
             return [Release(at, Position(gone.index, gone.ordinal + 1))]
+        if verb == "forget oddly":
+            gone = self.refs[arguments[0]]
+            at = Position(gone.index, gone.ordinal)
+            return [Release(at, Position(gone.index, gone.ordinal + 1)), "odd"]  # type: ignore[list-item]
         if verb == "checkpoint":
             return [Checkpoint()]
         if verb == "aux":

@@ -394,3 +394,19 @@ async def test_describe_shows_what_a_machine_says_of_itself(tmp_path: Path) -> N
         assert c.nodes[1].describe("s")["machine_state"] == {
             "version": 1, "newest": 1, "timers": 1, "appends": 0, "monitors": 0, "overview": {"notes": 1},
         }  # fmt: skip
+
+
+async def test_a_command_one_of_whose_effects_is_none_releases_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await c.create("s", machine="scribe")
+        await keep(c, "s", [(b"", b"x" * 5000)])
+        with pytest.raises(LogyardError):
+            await tell(c, "s", "forget oddly", 0)
+        await until(lambda: all(c.member(number, "s").state == "halted" for number in c.nodes))
+        assert all(c.member(number, "s").last_release <= c.member(number, "s").raft.applied for number in c.nodes)
+        leader = await c.leader("s")
+        await c.nodes[leader].skip("s", c.member(leader, "s").raft.applied + 1, 0)
+        await same(c)
+        for number in c.nodes:
+            (ref,) = scribe(c, number).refs
+            assert not c.member(number, "s").liveness.is_dead_range((ref.index, 0), (ref.index, 1))

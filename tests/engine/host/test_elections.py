@@ -8,12 +8,14 @@ from typing import Any
 
 import trio
 
-from logyard.engine.host.elections import TURN_TICKS, Elections
-from logyard.engine.raft.state import FOLLOWER, LEADER
+from logyard.engine.host.elections import TURN, Elections
+from logyard.engine.raft.configuration import Configuration
+from logyard.engine.raft.state import FOLLOWER, LEADER, Limits
 
 from .cluster import cluster, until
 
 LIVE = {2, 3}
+TURN_TICKS = TURN * Limits().election_ticks
 
 
 class Member:
@@ -22,10 +24,10 @@ class Member:
     def __init__(self, uid: int) -> None:
         self.uid = uid
         self.campaigns = 0
-        configuration = SimpleNamespace(voters=(1, 2, 3))
         self.raft = SimpleNamespace(
-            stopped=False, leader=0, is_quiet=False, mend=None, configuration=configuration, campaign=self.campaign
-        )
+            stopped=False, leader=0, is_quiet=False, mend=None, voter=True, may_lead=True, role=FOLLOWER,
+            limits=Limits(), configuration=Configuration((1, 2, 3)), campaign=self.campaign,
+        )  # fmt: skip
 
     def campaign(self) -> None:
         self.campaigns += 1
@@ -88,6 +90,24 @@ def test_who_is_asked_for_comes_first() -> None:
         member.raft.leader = 2
     # Who stands already needs no turn.
     assert turns.begin() == [every[11], every[8]]
+
+
+def test_who_waited_before_all_nodes_were_seen_waits_in_one_place() -> None:
+    live = {2}
+    every = members(12)
+    turns = Elections(2, live, 2)
+    tick(turns, every)
+    live.update((1, 3))
+    # News of nodes has all of them looked at once more: of three nodes every third group is this one's.
+    assert tick(turns, every) == every[:2]
+    order: list[int] = []
+    for member in every[:2]:
+        member.raft.leader = 1
+    while found := turns.begin():
+        order += [member.uid for member in found]
+        for member in found:
+            member.raft.leader = 1
+    assert order[:3] == [4, 7, 10] and sorted(order) == list(range(2, 12))
 
 
 def test_who_cannot_be_elected_makes_room_and_has_its_turn_again() -> None:
