@@ -311,7 +311,7 @@ class SystemConfig:
     election_ticks: int = _limit(
         10, 2, 1000, "Ticks without a leader before a campaign, drawn from once to twice this."
     )
-    elections_at_once: int = _limit(
+    election_groups: int = _limit(
         256,
         1,
         1_048_576,

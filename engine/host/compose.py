@@ -138,7 +138,7 @@ def compose_host(
         handlers, network.send_blob,
     )  # fmt: skip
     chores = _chores(floors, admission, slow_disk, out, in_, gc, leader_cache)
-    elections = Elections(ground.node_id, ground.live, config.elections_at_once)
+    elections = Elections(ground.node_id, ground.live, config.election_groups)
     ticked = ticker.Groups(ground.active, loop.mark, walks.over_members, quiescence.quiesce.rest, elections)
     tick = Ticker(config, ticked, disk_health, storage.group_commit, replicas.effects, chores)
     roles = RoleChanges(leader_cache, repair.log_repair.sound, replicas.effects, replicas.heartbeats)

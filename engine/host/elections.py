@@ -2,7 +2,7 @@
 
 A node that dies may have led tens of thousands of groups. If all of the others' members campaign within an election
 timeout, no election ends before the next begins, and none ever does. So of the members here that know no leader no more
-than `elections_at_once` are ticked at a time; the others neither campaign nor count time until it is their turn, and
+than `election_groups` are ticked at a time; the others neither campaign nor count time until it is their turn, and
 take part in elections that other nodes begin. First come groups that somebody asks for, then those that this node is to
 lead (of the voters that live each has a share, so that two do not campaign for one group), then the rest, which by then
 have leaders, and at last those without a quorum of nodes that live. Invariants: who stands without success makes room

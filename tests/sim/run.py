@@ -132,7 +132,7 @@ class Run:
         if "linger" in self.features:
             limits |= {"linger_groups": 1, "linger_ms": random.Random(f"gathering of {seed}").choice((1, 8, 200))}
         if "turns" in self.features:
-            limits["elections_at_once"] = random.Random(f"turns of {seed}").choice((1, 2, 3))
+            limits["election_groups"] = random.Random(f"turns of {seed}").choice((1, 2, 3))
         limits["generation_files"] = int("bodies" in self.features)
         self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines, old_machines)
         if "maps" in self.features:

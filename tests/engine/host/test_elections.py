@@ -134,7 +134,7 @@ def test_who_cannot_be_elected_keeps_its_turn_while_nobody_waits() -> None:
 
 async def test_all_groups_of_a_dead_node_are_led_again_a_few_at_a_time(tmp_path: Path) -> None:
     count = 40
-    async with cluster(tmp_path, group="", elections_at_once=3) as c:
+    async with cluster(tmp_path, group="", election_groups=3) as c:
         specs = [{"name": f"log-{number}", "members": [1, 2, 3], "machine": "log"} for number in range(count)]
         await c.nodes[1].create_groups(specs)
 
