@@ -2,9 +2,10 @@
 
 Append loads of several shapes run on three nodes, in rounds that alternate. Of each run the processor time of each node
 (all its processes) and of the client is taken, beside how many commands, entries, batches of the write-ahead log (a
-write and a sync each), client's frames and KiB there were, those of logs that the node leads apart. A fit without
-negative coefficients gives the microseconds of each; then it predicts shapes that it has not seen, from their counts.
-Exit code 1: the prediction of one of them, client and nodes together, is off by more than 30 %.
+write and a sync each), client's frames and KiB there were, those of logs that the node leads apart, and how often its
+threads slept. A fit without negative coefficients gives the microseconds of each; then it predicts shapes that it has
+not seen, from their counts. Exit code 1: the prediction of one of them, client and nodes together, is off by more than
+30 %.
 
 Invariant: a row is one run, so counts and processor time belong together; of a shape's runs the one of median cost is
 used. A loop beside each run measures the machine's speed then, and times are those of the command's median speed.

@@ -216,7 +216,7 @@ class Load:
                 nursery.start_soon(reader)
         return good, bad
 
-    def result(self, verified: int, lost: int, cpu_s: float, wake_ups: int) -> dict[str, Any]:
+    def result(self, verified: int, lost: int, cpu_s: float) -> dict[str, Any]:
         """Return what the parent merges."""
         return {
             "counted": self.counted,
@@ -228,7 +228,6 @@ class Load:
             "histogram": self.histogram.dump(),
             "problems": self.problems,
             "cpu_s": round(cpu_s, 3),
-            "wake_ups": wake_ups,
         }
 
 
@@ -248,7 +247,7 @@ async def load_main(spec: LoadSpec) -> None:
         cpu = time.process_time() - cpu
         slept = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - slept
         verified, lost = await load.verify()
-        print(json.dumps(load.result(verified, lost, cpu, slept)), flush=True)
+        print(json.dumps({**load.result(verified, lost, cpu), "wake_ups": slept}), flush=True)
 
 
 def main() -> None:

@@ -36,11 +36,11 @@ class Elections:
         self._tick = 0
         # When the turn of each began.
         self._standing: dict[Member, int] = {}
-        # Beside each that waits: whether it had a turn before.
-        self._asked: OrderedDict[Member, bool] = OrderedDict()
-        self._own: OrderedDict[Member, bool] = OrderedDict()
-        self._others: OrderedDict[Member, bool] = OrderedDict()
-        self._hopeless: OrderedDict[Member, bool] = OrderedDict()
+        # Beside each that waits: since when; 0 if it had a turn before.
+        self._asked: OrderedDict[Member, int] = OrderedDict()
+        self._own: OrderedDict[Member, int] = OrderedDict()
+        self._others: OrderedDict[Member, int] = OrderedDict()
+        self._hopeless: OrderedDict[Member, int] = OrderedDict()
 
     @property
     def is_waiting(self) -> bool:
@@ -49,7 +49,8 @@ class Elections:
 
     def begin(self) -> list[Member]:
         """Begin a tick: return the members whose turn begins, to be ticked from now on. They campaign at once, but for
-        those of a node that is to lead only where no other one does."""
+        those that another node is to lead, while that has had little time, and those of a node that is to lead only
+        where no other one does."""
         self._tick += 1
         standing = self._standing
         crowded = bool(self._asked or self._own or self._others)
@@ -58,24 +59,26 @@ class Elections:
                 del standing[member]
             elif crowded and not self._has_quorum(member):
                 del standing[member]
-                self._hopeless[member] = True
+                self._hopeless[member] = 0
+            elif crowded and standing[member] == self._tick - 1 and self._is_own(member):
+                # It came before there were too many: it is not to wait for its time while it has a place.
+                _campaign(member)
         found: list[Member] = []
         for queue in (self._asked, self._own, self._others, self._hopeless):
             # What is put behind others is not looked at twice.
             for _ in range(len(queue)):
                 if len(standing) >= self._most:
                     break
-                member, _ = queue.popitem(last=False)
+                member, since = queue.popitem(last=False)
                 if _has_settled(member):
                     continue
                 if queue is not self._hopeless and not self._has_quorum(member):
-                    self._hopeless[member] = True
+                    self._hopeless[member] = 0
                     continue
                 standing[member] = self._tick
                 found.append(member)
-                raft = member.raft
-                if raft.role == FOLLOWER and not raft.limits.patience:
-                    raft.campaign()
+                if queue is not self._others or self._tick - since >= _turn(member):
+                    _campaign(member)
         return found
 
     def stands(self, member: Member) -> bool:
@@ -92,36 +95,50 @@ class Elections:
                 return True
             self._queue(member)
             return False
-        if self._tick - began < TURN * raft.limits.election_ticks or not self.is_waiting:
+        if self._tick - began < _turn(member) or not self.is_waiting:
             return True
         del self._standing[member]
-        self._others[member] = True
+        self._others[member] = 0
         return False
 
     def _queue(self, member: Member) -> None:
-        if (
-            member in self._asked
-            or self._others.get(member)
-            or (member in self._hopeless and not self._has_quorum(member))
-        ):
+        if member in self._asked or self._others.get(member) == 0:
             return
-        self._hopeless.pop(member, None)
-        voters = [node for node in member.raft.configuration.voters if node in self._live]
-        mine = first_leader(member.uid, voters) == self._node and not member.raft.limits.patience
+        if member in self._hopeless:
+            if not self._has_quorum(member):
+                return
+            del self._hopeless[member]
         # Whose it is may have changed with the nodes that live.
-        queue, other = (self._own, self._others) if mine else (self._others, self._own)
-        other.pop(member, None)
-        queue.setdefault(member, False)
+        queue, other = (self._own, self._others) if self._is_own(member) else (self._others, self._own)
+        queue.setdefault(member, other.pop(member, self._tick + 1))
 
     def ask(self, member: Member) -> None:
         """Let a member come first, if it had no turn yet: somebody is going to use it."""
         for queue in (self._own, self._others):
-            if queue.get(member) is False:
+            since = queue.get(member)
+            if since:
                 del queue[member]
-                self._asked[member] = False
+                self._asked[member] = since
+
+    def _is_own(self, member: Member) -> bool:
+        """Return whether this node is to lead, of those that live and may do so as well as others."""
+        voters = [node for node in member.raft.configuration.voters if node in self._live]
+        return first_leader(member.uid, voters) == self._node and not member.raft.limits.patience
 
     def _has_quorum(self, member: Member) -> bool:
         return has_quorum(member.raft.configuration, self._live)
+
+
+def _turn(member: Member) -> int:
+    """Return the ticks of one member's turn."""
+    return TURN * member.raft.limits.election_ticks
+
+
+def _campaign(member: Member) -> None:
+    """Let a member campaign now, if it does not yet, and is not to lead only where nobody else does."""
+    raft = member.raft
+    if raft.role == FOLLOWER and not raft.limits.patience:
+        raft.campaign()
 
 
 def _has_settled(member: Member) -> bool:

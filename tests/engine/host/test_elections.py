@@ -65,7 +65,27 @@ def test_the_others_wait_and_come_first_where_this_node_is_to_lead() -> None:
         assert all(turns.stands(member) for member in active)
     # Of nodes 2 and 3 each leads every other group first.
     assert order == [*range(4, 20, 2), *range(5, 20, 2)] and not turns.is_waiting
-    assert [member.campaigns for member in every] == [0] * 4 + [1] * 16, "whose turn it is campaigns at once"
+    # Who had a place before there were too many does not wait for its time, either.
+    assert [member.uid for member in every if member.campaigns] == list(range(4, 20, 2)), "others are given time"
+
+
+def test_whom_another_node_does_not_come_to_lead_campaigns_at_its_turn() -> None:
+    every = members(6)
+    turns = Elections(2, LIVE, 2)
+    active = tick(turns, every)
+    for _ in range(TURN_TICKS):
+        tick(turns, active)
+    for member in every[:5]:
+        member.raft.leader = 2
+    assert turns.begin() == [every[5]] and every[5].campaigns == 1
+
+
+def test_who_had_a_place_before_there_were_too_many_campaigns_when_there_are() -> None:
+    every = members(6)
+    turns = Elections(2, LIVE, 2)
+    active = tick(turns, every)
+    turns.begin()
+    assert active == every[:2] and [member.campaigns for member in every] == [1] + [0] * 5
 
 
 def test_who_got_a_leader_meanwhile_or_is_gone_takes_nobodys_turn() -> None:
