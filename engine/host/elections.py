@@ -98,7 +98,7 @@ class Elections:
         if self._tick - began < _turn(member) or not self.is_waiting:
             return True
         del self._standing[member]
-        self._others[member] = 0
+        (self._others if self._has_quorum(member) else self._hopeless)[member] = 0
         return False
 
     def _queue(self, member: Member) -> None:
