@@ -30,6 +30,8 @@ SYNC_EVERY = 8
 
 ALIGNMENT = 4096
 """What writes around the page cache are multiples of: no device's block is larger."""
+MADV_WIPEONFORK = 18
+"""madvise(2), Linux 4.14; Python has no name for it."""
 HUGE_PAGE = 2 << 20
 """Bytes of the smallest on the machines that this is for. On others `direct_memory` has more small pages, no more."""
 OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -250,8 +252,9 @@ class Disk:
         lies in huge pages where the kernel has them: the device is told of one piece of memory instead of hundreds, and
         is done in 0.55 to 0.7 of the time (docs/decisions/0046)."""
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # A fork would have a page copied to which the device writes (open(2), O_DIRECT); a child has no use for it.
-        for advice in (mmap.MADV_DONTFORK, *([] if size % HUGE_PAGE else [mmap.MADV_HUGEPAGE])):
+        # A fork would have a page copied to which the device writes (open(2), O_DIRECT). A child gets zeros in its
+        # place, not nothing: it would unmap what it had put there itself when it lets go of what it inherited.
+        for advice in (MADV_WIPEONFORK, *([] if size % HUGE_PAGE else [mmap.MADV_HUGEPAGE])):
             try:
                 memory.madvise(advice)
             except OSError as error:

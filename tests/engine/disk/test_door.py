@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -224,3 +225,19 @@ def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(mmap, "mmap", Mapping)
     assert len(Disk().direct_memory(HUGE_PAGE)) == HUGE_PAGE
+
+
+def test_a_child_has_memory_of_its_own_where_its_parents_lay() -> None:
+    """What a child inherits it lets go of some time: where there were nothing, that would be what was put there since,
+    and the next write into it the end of the process."""
+    disk = Disk()
+    memory = disk.direct_memory(4 * ALIGNMENT)
+    memory[:4] = b"here"
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            # Nothing of the parent's, whose device may be writing to it.
+            os._exit(0 if bytes(memory) == bytes(4 * ALIGNMENT) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert bytes(memory[:4]) == b"here"
