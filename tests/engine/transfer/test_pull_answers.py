@@ -56,7 +56,7 @@ class Rig:
         self.liveness = Liveness()
         configuration = SimpleNamespace(nodes=lambda: {1, 2, 3})
         self.member: Any = SimpleNamespace(
-            uid=UID, state=RUNNING, resolves=True, last_release=4, liveness=self.liveness,
+            uid=UID, state=RUNNING, halt=None, resolves=True, last_release=4, liveness=self.liveness,
             raft=SimpleNamespace(applied=LAST, configuration=configuration),
         )  # fmt: skip
         store: Any = SimpleNamespace(lost=lambda uid, first, last: bool(self.lost & {*range(first, last + 1)}))
@@ -205,7 +205,7 @@ async def test_chunks_come_first_and_leave_what_room_there_is() -> None:
 @pytest.mark.parametrize(
     ("why", "said"),
     [
-        ("not here", "does not run"), ("halted", "does not run"), ("a stranger", "no member"), ("floor", "floor"),
+        ("not here", "does not run"), ("half built", "does not run"), ("a stranger", "no member"), ("floor", "floor"),
         ("lost", "lost here"), ("nowhere", "neither stored nor released"),
     ],
 )  # fmt: skip
@@ -214,8 +214,8 @@ async def test_who_can_not_answer_for_it_says_why(why: str, said: str) -> None:
     uid, node = UID, 3
     if why == "not here":
         uid = 8
-    elif why == "halted":
-        rig.member.state = HALTED
+    elif why == "half built":
+        rig.member.state, rig.member.halt = HALTED, SimpleNamespace(half_built=True)
     elif why == "a stranger":
         node = 4
     elif why == "floor":
@@ -226,6 +226,12 @@ async def test_who_can_not_answer_for_it_says_why(why: str, said: str) -> None:
         rig.held = False
     assert said in await rig.refusal([(1, 3)], uid=uid, node=node)
     assert rig.answers.pieces == 0 and rig.answers.bytes == 0
+
+
+async def test_who_is_halted_at_a_command_gives_what_came_before_it() -> None:
+    rig = Rig()
+    rig.member.state, rig.member.halt = HALTED, SimpleNamespace(half_built=False)
+    assert (await rig.ask([(1, 4)])).through == 4
 
 
 async def test_what_is_lost_elsewhere_is_in_nobodys_way() -> None:
