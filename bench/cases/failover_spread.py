@@ -38,6 +38,8 @@ SAMPLE = 1000
 CHECKS = 64
 PROBLEMS_MAX = 5
 UNDER_WAY_MAX = 2000
+UNDER_WAY_BYTES = 16 << 20
+"""Less than a client may have under way. What is due beyond waits, and its waiting counts."""
 PACE_S = 0.002
 
 
@@ -56,6 +58,7 @@ class Probes:
     def __init__(self, logs: Sequence[Log], size: int) -> None:
         self.logs = logs
         self.workload = Workload(size, random.SystemRandom().getrandbits(32), 0)
+        self.under_way_max = max(1, min(UNDER_WAY_MAX, UNDER_WAY_BYTES // size))
         self.number = 0
         self.under_way = 0
         self.waits = Histogram()
@@ -84,7 +87,7 @@ class Probes:
     async def each_once(self) -> None:
         """Write to each log once, as fast as they are acknowledged."""
         for log in self.logs:
-            while self.under_way >= UNDER_WAY_MAX:
+            while self.under_way >= self.under_way_max:
                 await trio.sleep(PACE_S)
             self.submit(log, time.perf_counter())
         while self.under_way:
@@ -98,7 +101,7 @@ class Probes:
         draw = random.SystemRandom()
         while True:
             now = time.perf_counter()
-            while due <= now:
+            while due <= now and self.under_way < self.under_way_max:
                 self.submit(draw.choice(self.logs), due)
                 due += 1 / rate
             await trio.sleep(PACE_S)

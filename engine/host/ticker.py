@@ -87,6 +87,7 @@ class Groups(NamedTuple):
     rest: Callable[[Member], None]
     """Hear of a member that needs no ticks any more."""
     elections: Elections
+    """Whose turn it is, of those that know no leader."""
 
 
 class Chores(NamedTuple):

@@ -41,13 +41,17 @@ class Nodes:
         """A group whose leader is gone."""
         for node in (*voters, *learners):
             if node in self.live:
-                raft = Raft(
-                    uid, node, Configuration(voters, learners), RaftLog(), term=1, vote=1, live=self.live,
-                    draw=self.draw, limits=self.limits.get(node, Limits()),
-                    encode=lambda index, term, kind, content: build_plain(index, term, kind, 0, content),
-                )  # fmt: skip
-                member = self.members[node, uid] = Member(uid, raft)
-                self.active[node][member] = None
+                self.join(node, uid, Configuration(voters, learners))
+
+    def join(self, node: int, uid: int, configuration: Configuration) -> None:
+        """A member of it, on a node that lives."""
+        raft = Raft(
+            uid, node, configuration, RaftLog(), term=1, vote=1, live=self.live, draw=self.draw,
+            limits=self.limits.get(node, Limits()),
+            encode=lambda index, term, kind, content: build_plain(index, term, kind, 0, content),
+        )  # fmt: skip
+        member = self.members[node, uid] = Member(uid, raft)
+        self.active[node][member] = None
 
     def deliver(self) -> None:
         for _ in range(20):
@@ -173,12 +177,7 @@ def test_groups_without_a_quorum_are_elected_when_nodes_come_back() -> None:
     nodes.live.add(1)
     nodes.turns[1], nodes.active[1] = Elections(1, nodes.live, 2), {}
     for uid in range(10, 30):
-        raft = Raft(
-            uid, 1, Configuration((1, 2, 4)), RaftLog(), term=1, vote=1, live=nodes.live, draw=nodes.draw,
-            limits=Limits(), encode=lambda index, term, kind, content: build_plain(index, term, kind, 0, content),
-        )  # fmt: skip
-        member = nodes.members[1, uid] = Member(uid, raft)
-        nodes.active[1][member] = None
+        nodes.join(1, uid, Configuration((1, 2, 4)))
         nodes.members[2, uid].raft.on_liveness()
         nodes.active[2][nodes.members[2, uid]] = None
     for _ in range(4 * TURN_TICKS):
