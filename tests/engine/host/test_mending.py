@@ -121,8 +121,10 @@ async def history(c: Cluster, on_leader: bool, snapshot: bool = True) -> list[by
     if snapshot:
         await c.nodes[3].snapshot()
     await c.roll(3)
-    bodies += await c.fill(leader, 6, SIZE)
-    await stable(c, 3)
+    for _ in range(6):
+        bodies += await c.fill(leader, 1, SIZE)
+        # A batch each: one that is damaged and has none behind it passes for torn.
+        await stable(c, 3)
     return bodies
 
 
