@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container
 
-from ..raft.quorum import has_quorum
+from ..raft.quorum import first_leader, has_quorum
 from ..raft.state import FOLLOWER
-from ..replica.build import first_leader
 from ..replica.member import Member
 
 TURN = 4

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..replica.build import first_leader
+from ..raft.quorum import first_leader
 from ..replica.log_time import LogTime
 from ..replica.member import STOPPED, Member
 from ..transport.blobs import AWAKE

@@ -25,7 +25,7 @@ from .messages import (
     VOTE_REPLY,
     Message,
 )
-from .quorum import LOST, WON, vote_outcome
+from .quorum import LOST, WON, first_leader, vote_outcome
 from .state import CANDIDATE, FOLLOWER, FORCED_TERMS, LEADER, PRECANDIDATE, TERM_MAX
 
 if TYPE_CHECKING:
@@ -47,7 +47,11 @@ def draw_timeout(raft: Raft) -> None:
 
 
 def forget_leader(raft: Raft) -> None:
-    """Forget a leader that is known to be gone: campaign soon, but not all in the same tick."""
+    """Forget a leader that is known to be gone: campaign within `election_ticks`, but not all in the same tick.
+
+    With `staggered` limits the voter that the uid picks, of those that live, campaigns in the first half of that time,
+    and the others in the second one: two that campaign at once share the votes, and wait for another timeout.
+    """
     raft.leader = raft.hearers = 0
     raft.changed = raft.dirty = True
     raft.doubt = False
@@ -56,10 +60,22 @@ def forget_leader(raft: Raft) -> None:
         # It asks anew who leads.
         raft.denials = 0
     limits = raft.limits
-    raft.timeout = 1 + raft.draw(limits.election_ticks)
+    raft.timeout = _first_timeout(raft)
     if limits.patience:
         raft.timeout += limits.election_ticks << limits.patience
         inquire(raft)
+
+
+def _first_timeout(raft: Raft) -> int:
+    """Draw after how many ticks to campaign for the place of a leader that is gone."""
+    ticks = raft.limits.election_ticks
+    voters = [node for node in raft.configuration.voters if node in raft.live] if raft.limits.staggered else []
+    if len(voters) < 2:
+        return 1 + raft.draw(ticks)
+    half = ticks // 2
+    if first_leader(raft.uid, voters) == raft.node:
+        return 1 + raft.draw(half)
+    return 1 + half + raft.draw(ticks - half)
 
 
 def follow(raft: Raft, term: int, leader: int) -> None:

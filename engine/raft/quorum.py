@@ -7,7 +7,7 @@ configuration without voters has no quorum, elects nobody and commits nothing. P
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -73,3 +73,9 @@ def has_quorum(configuration: Configuration, nodes: Container[int]) -> bool:
     if not _majority_of(configuration.voters, nodes):
         return False
     return not configuration.outgoing or _majority_of(configuration.outgoing, nodes)
+
+
+def first_leader(uid: int, voters: Sequence[int]) -> int:
+    """Return which of these nodes is to lead a group before others, 0 for none: a uid picks one, so that leaders are
+    spread."""
+    return voters[uid % len(voters)] if voters else 0

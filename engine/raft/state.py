@@ -59,6 +59,9 @@ class Limits:
     that follow soon carry the commit index for nothing."""
     uncommitted_reserve: int = 4 << 20
     """Beyond that, for urgent entries only: what frees space must not wait for what fills it."""
+    staggered: bool = False
+    """Of the voters that outlive a leader the one that the uid picks campaigns before the others do, so that no two of
+    them share the votes."""
     patience: int = 0
     """How often election timeouts are doubled, while this node should be the last to lead."""
     probe_ticks: int = 5

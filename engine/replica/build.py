@@ -6,7 +6,7 @@ lives of its payloads. Used by a start, by the waking of a hibernating group, by
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from typing import Any, NamedTuple, TypeAlias
 
 from ..config import SystemConfig
@@ -19,6 +19,7 @@ from ..ports import StorePort
 from ..raft.core import Encode, Raft
 from ..raft.mending import Mend
 from ..raft.progress import Window
+from ..raft.quorum import first_leader
 from ..raft.state import FOLLOWER, LEADER, PRECANDIDATE, Limits
 from ..recovery.rebuild import Image, rebuild
 from ..snapshot import format as snapshot_format
@@ -71,6 +72,7 @@ def limits_of(config: SystemConfig) -> Limits:
         uncommitted_bytes=config.uncommitted_bytes_max,
         uncommitted_reserve=int(config.uncommitted_bytes_max * config.reserved_ratio),
         lazy_commit=True,
+        staggered=True,
     )
 
 
@@ -150,11 +152,6 @@ class Builder:
         """Return what encodes entries of a core's own."""
         own_time = self._own_time
         return lambda index, term, kind, content: build_plain(index, term, kind, own_time(uid, kind), content)
-
-
-def first_leader(uid: int, voters: Sequence[int]) -> int:
-    """Return which node leads a new group first, 0 for none: a uid picks one, so that leaders are spread."""
-    return voters[uid % len(voters)] if voters else 0
 
 
 class Enliven:

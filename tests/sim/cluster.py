@@ -127,6 +127,8 @@ class Cluster:
         self.hosts = {number: Host(number, self.draw) for number in range(1, count + 1)}
         self.machines = machines
         self.old_machines = old_machines
+        # Who outlives a leader campaigns as it did when histories were recorded.
+        self.staggered = False
         self.hits: Counter[str] = Counter()
         # Called with (host): when a process is gone, and when its engine takes part.
         self.on_gone: Callable[[Host], None] = lambda host: None
@@ -161,6 +163,7 @@ class Cluster:
             cast(Path, SimPath(host.files.prefix)), host.number, "sim", self.config, disk=life.disk,
             machines=self.old_machines if host.old_program else self.machines, draw=life.draw.randrange,
         )  # fmt: skip
+        system.limits.staggered = self.staggered
         await system.open()
         peers = self.network.enter(
             life, system.host.inbound, self.known_to(host), system.host.disk_health.healthy,

@@ -48,11 +48,13 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "linger": {},
     # One group at a time stands for election, or a few, so that the others wait for their turn.
     "turns": {},
+    # Who outlives a leader campaigns at times of its own.
+    "staggered": {},
     # Large bodies of generations lie in files beside LMDB.
     "bodies": {},
 }
 """By feature, its verbs with the kinds that each can hit."""
-LATER = ("rings", "linger", "bodies", "commits", "turns")
+LATER = ("rings", "linger", "bodies", "commits", "turns", "staggered")
 """Features that came after histories were recorded, whose seeds do not have them."""
 MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}
 MORE_KINDS = frozenset(kind for kinds in MORE_VERBS.values() for kind in kinds)

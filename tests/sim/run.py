@@ -135,6 +135,7 @@ class Run:
             limits["election_groups"] = random.Random(f"turns of {seed}").choice((1, 2, 3))
         limits["generation_files"] = int("bodies" in self.features)
         self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines, old_machines)
+        self.cluster.staggered = "staggered" in self.features
         if "maps" in self.features:
             # Less than a user may ask for, so that a run has many.
             object.__setattr__(self.cluster.config, "generation_transaction_bytes", self.more.choice((4096, 1 << 20)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.replica.build import first_leader
+from logyard.engine.raft.quorum import first_leader
 from logyard.engine.transport.blobs import DELETE_GROUPS, UNKNOWN_GROUPS
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, UnknownGroup
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from logyard.engine.raft.core import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE
 from logyard.engine.raft.messages import (
     APPEND,
@@ -15,6 +19,8 @@ from logyard.engine.raft.messages import (
     VOTE_REPLY,
     Message,
 )
+from logyard.engine.raft.quorum import first_leader
+from logyard.engine.raft.state import Limits
 
 from .network import UID, Network, drain, make
 
@@ -100,3 +106,33 @@ def test_who_leads_no_more_keeps_nothing_of_it() -> None:
         "progress",
     )
     assert leader.role != LEADER and [getattr(leader, name) for name in kept] == [getattr(fresh, name) for name in kept]
+
+
+@pytest.mark.parametrize("ticks", [2, 3, 10])
+@pytest.mark.parametrize("voters", [(1, 2, 3), (1, 2, 3, 4, 5)])
+def test_of_those_that_outlive_a_leader_one_campaigns_before_the_others(voters: tuple[int, ...], ticks: int) -> None:
+    gone, lived = voters[0], voters[1:]
+
+    def campaigns_at(node: int, draw: Callable[[int], int]) -> int:
+        limits = Limits(election_ticks=ticks, staggered=True)
+        raft = make(node, voters, live={*lived}, limits=limits, draw=draw)
+        raft.leader = gone
+        raft.on_liveness()
+        return next(tick for tick in range(1, 3 * ticks) if raft.tick() or raft.role == PRECANDIDATE)
+
+    soonest = {node: campaigns_at(node, lambda n: 0) for node in lived}
+    latest = {node: campaigns_at(node, lambda n: n - 1) for node in lived}
+    first = first_leader(UID, lived)
+    assert soonest.pop(first) == 1 and latest[first] == ticks // 2
+    assert set(soonest.values()) == {latest.pop(first) + 1}
+    # Nobody waits for longer than before.
+    assert set(latest.values()) == {ticks}
+
+
+def test_the_last_voter_that_lives_waits_for_nobody() -> None:
+    for node in (2, 3):
+        raft = make(node, live={node}, limits=Limits(staggered=True))
+        raft.leader = 1
+        raft.on_liveness()
+        raft.tick()
+        assert raft.role == PRECANDIDATE
