@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import trio
+
 from logyard.protocol.errors import Corrupt, LogyardError
 
 from ..disk.rate_limiter import RateLimiter
@@ -147,10 +149,13 @@ def compose_storage(
         config, members, store, space, meta_batch, location, segments, _limit(ground, group_commit, unflushed)
     )
 
-    async def flushed(sealed: Sealed, file: SealedFile, members: set[Member]) -> None:
+    async def flushed(sealed: Sealed, file: SealedFile, members: Sequence[Member]) -> None:
         """Let go of what a new segment has: of the logs, of the file if nothing in it lives, of memory."""
         try:
-            checkpoints.flushed(members)
+            for at in range(0, len(members), segment_writer.groups_per_step):
+                if at:
+                    await trio.lowlevel.checkpoint()
+                checkpoints.flushed(members[at : at + segment_writer.groups_per_step])
             await compactor.flushed(file)
         finally:
             group_commit.let_go(sealed.entries)

@@ -1,15 +1,22 @@
 """A sealed WAL file's metadata becomes a segment, and slots of rings; the file stays as the home of its payloads.
 
-Order: rings and segment durable -> the switch in memory -> one meta commit. A flush that failed is done again from
-where it was: what was switched to is not written anew, as readers and logs go by it, and once it is stored none of it
-is done again. A start that finds it not stored writes it anew, and counts what lives by the log as it is then: until
-the commit no log begins above the segment (`SegmentFiles.stored_through`). What a switch left half adopted is not
-adopted once more: a restart reads it anew from the file. Driven by `janitor`.
+Order: rings and segment durable -> the switch in memory -> meta commits, the last of which says that the file has its
+segment. A file may have entries of very many groups, so the switch and the rows go in steps of `groups_per_step`, and
+others get their turn in between: a group that the switch did not come to yet is where it was, one that it came to is as
+between switch and commit, and the file is open to the end. A flush that failed is done again from where it was: what
+was switched to is not written anew, as readers and logs go by it, and once it is stored none of it is done again. A
+start that finds it not stored writes it anew, and counts what lives by the log as it is then: until the last commit no
+log begins above the segment (`SegmentFiles.stored_through`). What a step left half adopted is not adopted once more: a
+restart reads it anew from the file. Driven by `janitor`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import trio
+
+from logyard.protocol.errors import Busy
 
 from ..jobs import Jobs
 from ..replica.member import Member
@@ -19,6 +26,29 @@ from .meta_batch import MetaBatch
 from .segment_files import Flushed, SegmentFiles
 from .space import Space
 from .wal import Sealed
+
+GROUPS_PER_STEP = 1000
+"""Groups that are switched to a segment, or whose rows are built, at once: some 20 ms of the loop."""
+
+
+class Switch:
+    """A file on its way to its segment: which of its groups went by it already, and which others its rows speak of."""
+
+    __slots__ = ("done", "file", "groups", "in_rings", "rings", "touched", "users")
+
+    def __init__(self, file: SealedFile, written: Flushed) -> None:
+        self.file = file
+        self.groups = list(written.found.items())
+        self.done = 0
+        self.rings = dict(written.ring)
+        self.in_rings = [member.uid for member in written.ring]
+        self.touched = self.in_rings[:]
+        self.users: set[int] = set()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all groups went by it."""
+        return self.done == len(self.groups)
 
 
 class SegmentWriter:
@@ -34,7 +64,7 @@ class SegmentWriter:
         segments: SegmentFiles,
         accounting: LivenessAccounting,
         jobs: Jobs,
-        adopted: Callable[[Sealed, SealedFile, set[Member]], Awaitable[None]],
+        adopted: Callable[[Sealed, SealedFile, Sequence[Member]], Awaitable[None]],
     ) -> None:
         self._members = members
         self.unflushed = unflushed
@@ -45,9 +75,10 @@ class SegmentWriter:
         self._accounting = accounting
         self._jobs = jobs
         self._adopted = adopted
+        self.groups_per_step = GROUPS_PER_STEP
         self._half_adopted = False
-        # By number: files that were switched to and are not stored yet, and the members that each speaks of.
-        self._switched: dict[int, tuple[SealedFile, set[Member]]] = {}
+        # By number: files whose switch began, and that are not stored yet.
+        self._switches: dict[int, Switch] = {}
         # Members whose hard state is in a file without a segment: before that goes, the meta store must have it.
         self._hard_states: set[Member] = set()
 
@@ -69,59 +100,91 @@ class SegmentWriter:
                 self.unflushed.end(stored is not None)
             await self._adopted(sealed, *stored)
 
-    async def _flush(self, sealed: Sealed) -> tuple[SealedFile, set[Member]]:
+    async def _flush(self, sealed: Sealed) -> tuple[SealedFile, list[Member]]:
         hard_states, self._hard_states = self._hard_states, set()
         try:
-            if sealed.file not in self._switched:
-                self._switched[sealed.file] = await self._switch(sealed)
-            file, found = self._switched[sealed.file]
-            # Who was in the file may have become a row and a member again since.
-            touched = {member for one in found if (member := self._members.get(one.uid)) is not None}
-            touched |= {member for member in hard_states if self._members.get(member.uid) is member}
-            bases = {member: member.raft.log.snapshot_index for member in touched if member.ring}
-            await self._meta_batch.commit_members(touched, sealed_files=[file])
-            del self._switched[file.file]
-            self._segments.stored(file.file)
-            for member, base in bases.items():
-                member.free_ring(base)
+            switch = self._switches.get(sealed.file) or await self._begin(sealed)
+            while not switch.is_done:
+                await trio.lowlevel.checkpoint()
+                self._step(switch)
+            # Law 4: a ring has no payloads, and those of the file go with it.
+            self._meta_batch.raise_floors(switch.in_rings)
+            members = await self._store(switch, hard_states)
         except BaseException:
             # The file is sealed again later, and what it says of terms and votes must be stored then.
             self._hard_states |= hard_states
             raise
-        return file, touched
+        return switch.file, members
 
-    async def _switch(self, sealed: Sealed) -> tuple[SealedFile, set[Member]]:
-        """Write the segment of a file and its slots of rings, and go by them; return the members that it speaks of."""
+    async def _store(self, switch: Switch, hard_states: set[Member]) -> list[Member]:
+        """Store the rows of all whom the file speaks of, and with the last of them that it has its segment; return
+        them."""
+        members, step = self._members, self.groups_per_step
+        changed = sorted(one.uid for one in hard_states if members.get(one.uid) is one)
+        uids = list(dict.fromkeys([*switch.touched, *changed]))
+        stored: list[Member] = []
+        bases: dict[Member, int] = {}
+        while True:
+            # Who was in the file may have become a row and a member again since.
+            some = [member for uid in uids[:step] if (member := members.get(uid)) is not None]
+            del uids[:step]
+            bases |= {member: member.raft.log.snapshot_index for member in some if member.ring}
+            stored += some
+            if not uids:
+                break
+            await self._meta_batch.commit_members(some)
+        await self._meta_batch.commit_members(some, sealed_files=[switch.file])
+        del self._switches[switch.file.file]
+        self._segments.stored(switch.file.file)
+        for member, base in bases.items():
+            member.free_ring(base)
+        return stored
+
+    async def _begin(self, sealed: Sealed) -> Switch:
+        """Write the segment of a file and its slots of rings, and take the first step of the switch to them."""
         written = await self._space.out_of_reserve("a segment", lambda: self._segments.write(sealed))
-        file, touched = SealedFile(sealed.file, sealed.length), set[Member]()
-        present = self._accounting.present(file.file, written.found)
-        self._half_adopted = True
-        with self._jobs.switching(f"the segment of WAL file {file.file}"):
-            self._adopt(file, written, present, touched)
-        self._half_adopted = False
-        # Law 4: a ring has no payloads, and those of the file go with it.
-        self._meta_batch.raise_floors(member.uid for member in written.ring)
-        return file, touched
+        switch = Switch(SealedFile(sealed.file, sealed.length), written)
+        self._step(switch)
+        return switch
 
-    def _adopt(self, file: SealedFile, written: Flushed, present: Sequence[Present], touched: set[Member]) -> None:
-        """Switch to a segment and slots that are durable; the members that they speak of go to `touched`."""
-        users: set[int] = set()
-        for uid in written.found:
+    def _step(self, switch: Switch) -> None:
+        """Let the next groups go by the segment and the slots, which are durable. What can't be read of it, but for
+        want of descriptors, has it written anew before the first step; after that a restart does it."""
+        file, has_begun = switch.file, switch.file.file in self._switches
+        some = switch.groups[switch.done : switch.done + self.groups_per_step]
+        what = f"the segment of WAL file {file.file}"
+        try:
+            present = self._accounting.present(file.file, dict(some))
+        except Exception as error:
+            if not has_begun or isinstance(error, Busy):
+                raise
+            self._half_adopted = True
+            raise self._jobs.freeze(what, error) from error
+        self._half_adopted = True
+        with self._jobs.switching(what):
+            if not has_begun:
+                # From the first group on: logs and counters go by both.
+                self._location.add(file)
+                self._segments.adopt(file.file, switch.users)
+            self._adopt(switch, [uid for uid, _ in some], present)
+        self._switches[file.file] = switch
+        self._half_adopted = False
+
+    def _adopt(self, switch: Switch, uids: Sequence[int], present: Sequence[Present]) -> None:
+        for uid in uids:
             member = self._members.get(uid)
             if member is not None and self._segments.is_left(member):
-                users.add(uid)
-                file.keep()
+                switch.users.add(uid)
+                switch.file.keep()
             if member is not None and not member.damaged:
                 # Its floor and its truncations are in the file as well.
-                touched.add(member)
-        rings = dict(written.ring)
+                switch.touched.append(uid)
         for member, run, share, size in present:
-            users.add(member.uid)
-            member.add_segment(run, rings.pop(member, ()))
-            file.add(member.uid, share, size)
-        for member, ring in rings.items():
-            if ring:
-                member.add_segment(None, ring)
-        touched.update(written.ring)
-        self._segments.adopt(file.file, users)
-        self._location.add(file)
+            switch.users.add(member.uid)
+            member.add_segment(run, switch.rings.pop(member, ()))
+            switch.file.add(member.uid, share, size)
+        switch.done += len(uids)
+        if switch.is_done:
+            for member, ring in switch.rings.items():
+                if ring:
+                    member.add_segment(None, ring)

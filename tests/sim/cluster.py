@@ -129,6 +129,8 @@ class Cluster:
         self.old_machines = old_machines
         # Who outlives a leader campaigns as it did when histories were recorded.
         self.staggered = False
+        # More than a run has: a segment is switched to in one step.
+        self.groups_per_step = 1000
         self.hits: Counter[str] = Counter()
         # Called with (host): when a process is gone, and when its engine takes part.
         self.on_gone: Callable[[Host], None] = lambda host: None
@@ -164,6 +166,7 @@ class Cluster:
             machines=self.old_machines if host.old_program else self.machines, draw=life.draw.randrange,
         )  # fmt: skip
         system.limits.staggered = self.staggered
+        system.storage.segment_writer.groups_per_step = self.groups_per_step
         await system.open()
         peers = self.network.enter(
             life, system.host.inbound, self.known_to(host), system.host.disk_health.healthy,

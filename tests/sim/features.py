@@ -50,11 +50,13 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "turns": {},
     # Who outlives a leader campaigns at times of its own.
     "staggered": {},
+    # Groups go by a new segment, and their rows are stored, one or two at a time.
+    "steps": {},
     # Large bodies of generations lie in files beside LMDB.
     "bodies": {},
 }
 """By feature, its verbs with the kinds that each can hit."""
-LATER = ("rings", "linger", "bodies", "commits", "turns", "staggered")
+LATER = ("rings", "linger", "bodies", "commits", "turns", "staggered", "steps")
 """Features that came after histories were recorded, whose seeds do not have them."""
 MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}
 MORE_KINDS = frozenset(kind for kinds in MORE_VERBS.values() for kind in kinds)

@@ -136,6 +136,8 @@ class Run:
         limits["generation_files"] = int("bodies" in self.features)
         self.cluster = Cluster(self.loop, self.draw.getrandbits(64), NODES, limits, machines, old_machines)
         self.cluster.staggered = "staggered" in self.features
+        if "steps" in self.features:
+            self.cluster.groups_per_step = random.Random(f"steps of {seed}").choice((1, 1, 2))
         if "maps" in self.features:
             # Less than a user may ask for, so that a run has many.
             object.__setattr__(self.cluster.config, "generation_transaction_bytes", self.more.choice((4096, 1 << 20)))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import trio
 
 from logyard.engine.jobs import Jobs
 from logyard.engine.log.liveness_accounting import Present
@@ -16,7 +18,7 @@ from logyard.engine.log.segment_files import Flushed
 from logyard.engine.log.segment_writer import SegmentWriter
 from logyard.engine.log.wal import Sealed
 from logyard.engine.replica.member import Member
-from logyard.protocol.errors import Corrupt, JobFailed, NoSpace
+from logyard.protocol.errors import Busy, Corrupt, JobFailed, NoSpace
 
 from ..quiesce.doubles import LAST, member_of
 
@@ -37,6 +39,8 @@ class Bench:
         self.fails: dict[str, Exception] = {}
         self.jobs = Jobs(lambda: 0.0)
         self.meanwhile: Callable[[], None] = lambda: None
+        self.asked: list[list[int]] = []
+        self.between: Callable[[], None] = lambda: None
         wal: Any = SimpleNamespace(current=100, current_entries=[])
         self.unflushed = Unflushed(wal)
         self.location = Location(cast(Any, None), self.unflushed, 10.0)
@@ -74,8 +78,12 @@ class Bench:
 
     def present(self, number: int, found: Any) -> list[Present]:
         self.may("present")
+        self.asked.append(sorted(found))
+        self.between()
         return [
-            Present(self.members[uid], SegmentRun(1, 10, number), Share(1, 10, 300), 500) for uid in self.present_of
+            Present(self.members[uid], SegmentRun(1, 10, number), Share(1, 10, 300), 500)
+            for uid in self.present_of
+            if uid in found and uid in self.members
         ]
 
     def is_left(self, member: Member) -> bool:
@@ -90,7 +98,7 @@ class Bench:
         assert self.did[-1][0] == "commit", "not before"
         self.stored_files.append(number)
 
-    async def commit_members(self, members: Iterable[Member], sealed_files: Sequence[SealedFile]) -> None:
+    async def commit_members(self, members: Iterable[Member], sealed_files: Sequence[SealedFile] = ()) -> None:
         self.may("commit")
         self.did.append(("commit", sorted(one.uid for one in members), [one.file for one in sealed_files]))
 
@@ -258,3 +266,123 @@ async def test_what_a_switch_left_half_adopted_is_not_adopted_once_more() -> Non
     bench.seal(8)
     await bench.writer.run()
     assert not bench.did, "until a restart reads both files anew"
+
+
+def many(bench: Bench, count: int, step: int) -> list[Member]:
+    """So many groups, all in file 7, of which `step` go by its segment at once."""
+    bench.writer.groups_per_step = step
+    bench.found = bench.present_of = list(range(1, count + 1))
+    bench.seal(7)
+    return [bench.group(uid) for uid in bench.found]
+
+
+async def test_many_groups_go_by_a_segment_in_steps_and_the_last_commit_names_the_file() -> None:
+    bench = Bench()
+    members = many(bench, 5, 2)
+    seen: list[tuple[list[int], int]] = []
+
+    def look() -> None:
+        file = bench.location.files.get(7)
+        seen.append(([one.uid for one in members if one.segments], file.live if file is not None else -1))
+        assert bench.unflushed.is_open(7) and not bench.stored_files
+
+    bench.between = look
+    await bench.writer.run()
+    assert seen == [([], -1), ([1, 2], 600), ([1, 2, 3, 4], 1200)]
+    assert bench.asked == [[1, 2], [3, 4], [5]]
+    assert [step for step in bench.did if step[0] != "adopted"] == [
+        ("write", 7), ("adopt", 7), ("commit", [1, 2], []), ("commit", [3, 4], []), ("commit", [5], [7])
+    ]  # fmt: skip
+    assert bench.did[-1] == ("adopted", 7, 1500, [1, 2, 3, 4, 5]) and bench.users == {7: {1, 2, 3, 4, 5}}
+
+
+async def test_others_run_between_two_steps() -> None:
+    bench = Bench()
+    many(bench, 6, 1)
+    turns: list[int] = []
+
+    async def other() -> None:
+        while bench.unflushed.is_open(7):
+            turns.append(len(bench.asked))
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        nursery.start_soon(bench.writer.run)
+    # Of two tasks either is first in a round of the loop.
+    assert len(bench.asked) == 6 and all(later - before <= 2 for before, later in pairwise([0, *turns, 6]))
+
+
+async def test_who_goes_between_two_steps_has_nothing_in_the_segment() -> None:
+    bench = Bench()
+    members = many(bench, 4, 2)
+
+    def go() -> None:
+        if len(bench.asked) == 2:
+            # One whom the first step met, and one whom the second one is to meet.
+            del bench.members[1], bench.members[3]
+
+    bench.between = go
+    await bench.writer.run()
+    assert bench.committed == [[2], [4]] and not members[2].segments
+    assert bench.users == {7: {1, 2, 4}}, "whoever has one of a segment go says so itself"
+
+
+async def test_a_step_that_finds_no_descriptor_is_taken_later_and_none_twice() -> None:
+    bench = Bench()
+    members = many(bench, 5, 2)
+
+    def busy() -> None:
+        if len(bench.asked) == 2:
+            raise Busy("no descriptor", 0.1)
+
+    bench.between = busy
+    with pytest.raises(Busy):
+        await bench.writer.run()
+    assert [bool(one.segments) for one in members] == [True, True, False, False, False]
+    assert bench.unflushed.is_open(7) and not bench.jobs.frozen and not bench.committed
+    bench.between = lambda: None
+    await bench.writer.run()
+    assert bench.asked == [[1, 2], [3, 4], [3, 4], [5]]
+    assert [step[1] for step in bench.did if step[0] == "write"] == [7]
+    file = bench.location.files[7]
+    assert (file.live, file.total) == (1500, 2500) and bench.stored_files == [7]
+
+
+async def test_what_a_later_step_can_not_read_leaves_the_switch_half_done_until_a_restart() -> None:
+    bench = Bench()
+    many(bench, 5, 2)
+
+    def damaged() -> None:
+        if len(bench.asked) == 2:
+            raise Corrupt("a file", 0, "this", "that")
+
+    bench.between = damaged
+    with pytest.raises(JobFailed):
+        await bench.writer.run()
+    assert bench.jobs.frozen and not bench.committed and bench.unflushed.is_open(7)
+    bench.did.clear()
+    await bench.writer.run()
+    assert not bench.did
+
+
+async def test_rows_of_which_some_could_not_be_stored_are_stored_anew() -> None:
+    bench = Bench()
+    many(bench, 5, 2)
+    commit = bench.commit_members
+    calls = 0
+
+    async def second_fails(members: Iterable[Member], sealed_files: Sequence[SealedFile] = ()) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise NoSpace("full")
+        await commit(members, sealed_files)
+
+    bench.commit_members = second_fails  # type: ignore[method-assign]
+    with pytest.raises(NoSpace):
+        await bench.writer.run()
+    assert bench.unflushed.is_open(7) and not bench.stored_files
+    await bench.writer.run()
+    assert bench.committed == [[1, 2], [1, 2], [3, 4], [5]] and bench.stored_files == [7]
+    assert bench.location.files[7].total == 2500
