@@ -96,6 +96,9 @@ async def build(path: Path) -> None:
                 number += 1
             while not engine_of(system).storage.location.files:
                 await trio.sleep(0.01)
+        # Who switched to the segment stores the rows that say so before the lock is free.
+        async with engine_of(system).storage.janitor.lock:
+            pass
     async with open_system(path, CONFIG) as system:
         logs = await start(system)
         await fill(logs, 90, 3)
