@@ -154,7 +154,8 @@ def compose_storage(
         try:
             for at in range(0, len(members), segment_writer.groups_per_step):
                 if at:
-                    await trio.lowlevel.checkpoint()
+                    # Not to be cut off: it is not come by again.
+                    await trio.lowlevel.cancel_shielded_checkpoint()
                 checkpoints.flushed(members[at : at + segment_writer.groups_per_step])
             await compactor.flushed(file)
         finally:

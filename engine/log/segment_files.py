@@ -145,16 +145,26 @@ class SegmentFiles:
         if isinstance(written, dict):
             planned = await self._rings.plan(written)
             written = await trio.to_thread.run_sync(self._write_in_thread, sealed, written, planned)
-        if isinstance(written, SegmentJob):
-            assert self._elsewhere is not None
-            written = await self._elsewhere(written, sealed.entries)
+        info, sizes, failed = await self._finish(sealed, written)
         if sealed.file not in self.users:
             # What was read of an earlier try's file, which nobody took over, is read of this one.
             self.renew(sealed.file)
-        assert isinstance(written, SegmentWritten)
-        info, sizes, failed = written
         found = {uid: (first, last, info.terms[uid][-1][1], sizes[uid]) for uid, (first, last) in info.runs.items()}
         return Flushed(found, self._rings.written(planned, failed))
+
+    async def write_anew(self, sealed: Sealed) -> None:
+        """Write a segment that was switched to, and can't be read, once more, with what rings took as well."""
+        latest = await trio.to_thread.run_sync(latest_entries, sealed.entries)
+        await self._finish(sealed, await trio.to_thread.run_sync(self._write_in_thread, sealed, latest))
+        self.renew(sealed.file)
+
+    async def _finish(self, sealed: Sealed, written: SegmentWritten | SegmentJob | Latest) -> SegmentWritten:
+        """Have a job done elsewhere that was not done here."""
+        if isinstance(written, SegmentJob):
+            assert self._elsewhere is not None
+            written = await self._elsewhere(written, sealed.entries)
+        assert isinstance(written, SegmentWritten)
+        return written
 
     def _write_in_thread(
         self, sealed: Sealed, latest: Latest | None = None, planned: Sequence[Planned] = ()

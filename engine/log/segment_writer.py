@@ -4,10 +4,10 @@ Order: rings and segment durable -> the switch in memory -> meta commits, the la
 segment. A file may have entries of very many groups, so the switch and the rows go in steps of `groups_per_step`, and
 others get their turn in between: a group that the switch did not come to yet is where it was, one that it came to is as
 between switch and commit, and the file is open to the end. A flush that failed is done again from where it was: what
-was switched to is not written anew, as readers and logs go by it, and once it is stored none of it is done again. A
-start that finds it not stored writes it anew, and counts what lives by the log as it is then: until the last commit no
-log begins above the segment (`SegmentFiles.stored_through`). What a step left half adopted is not adopted once more: a
-restart reads it anew from the file. Driven by `janitor`.
+was switched to is not written anew, as readers and logs go by it, unless a step can't read it, and once it is stored
+none of it is done again. A start that finds it not stored writes it anew, and counts what lives by the log as it is
+then: until the last commit no log begins above the segment (`SegmentFiles.stored_through`). What a step left half
+adopted is not adopted once more: a restart reads it anew from the file. Driven by `janitor`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,25 @@ GROUPS_PER_STEP = 1000
 
 
 class Switch:
-    """A file on its way to its segment: which of its groups went by it already, and which others its rows speak of."""
+    """A file on its way to its segment: which of its groups went by it already, and whom its rows speak of."""
 
-    __slots__ = ("done", "file", "groups", "in_rings", "rings", "touched", "users")
+    __slots__ = ("done", "file", "groups", "in_rings", "rings", "touched", "unreadable", "users")
 
-    def __init__(self, file: SealedFile, written: Flushed) -> None:
+    def __init__(self, file: SealedFile, written: Flushed, members: Mapping[int, Member]) -> None:
         self.file = file
-        self.groups = list(written.found.items())
-        self.done = 0
         self.rings = dict(written.ring)
         self.in_rings = [member.uid for member in written.ring]
-        self.touched = self.in_rings[:]
+        ringed = {*self.in_rings}
+        # Those with rings first. Of a log that is made anew from here on, the file has nothing any more.
+        self.groups = [
+            (uid, found, members.get(uid))
+            for uid, found in sorted(written.found.items(), key=lambda one: one[0] not in ringed)
+        ]
+        self.done = 0
+        self.touched = [*self.in_rings]
         self.users: set[int] = set()
+        # A step could not read the segment: it is to be written anew before the next one.
+        self.unreadable = False
 
     @property
     def is_done(self) -> bool:
@@ -104,6 +111,9 @@ class SegmentWriter:
         hard_states, self._hard_states = self._hard_states, set()
         try:
             switch = self._switches.get(sealed.file) or await self._begin(sealed)
+            if switch.unreadable:
+                await self._space.out_of_reserve("a segment", lambda: self._segments.write_anew(sealed))
+                switch.unreadable = False
             while not switch.is_done:
                 await trio.lowlevel.checkpoint()
                 self._step(switch)
@@ -143,30 +153,31 @@ class SegmentWriter:
     async def _begin(self, sealed: Sealed) -> Switch:
         """Write the segment of a file and its slots of rings, and take the first step of the switch to them."""
         written = await self._space.out_of_reserve("a segment", lambda: self._segments.write(sealed))
-        switch = Switch(SealedFile(sealed.file, sealed.length), written)
-        self._step(switch)
+        switch = Switch(SealedFile(sealed.file, sealed.length), written, self._members)
+        # What the rings took is the content of logs now, and may not be when others had their turn.
+        self._step(switch, len(switch.in_rings))
         return switch
 
-    def _step(self, switch: Switch) -> None:
-        """Let the next groups go by the segment and the slots, which are durable. What can't be read of it, but for
-        want of descriptors, has it written anew before the first step; after that a restart does it."""
-        file, has_begun = switch.file, switch.file.file in self._switches
-        some = switch.groups[switch.done : switch.done + self.groups_per_step]
-        what = f"the segment of WAL file {file.file}"
+    def _step(self, switch: Switch, least: int = 0) -> None:
+        """Let the next groups, at least so many, go by the segment and the slots, which are durable."""
+        members, file, has_begun = self._members, switch.file, switch.file.file in self._switches
+        some = switch.groups[switch.done : switch.done + max(least, self.groups_per_step)]
         try:
-            present = self._accounting.present(file.file, dict(some))
-        except Exception as error:
-            if not has_begun or isinstance(error, Busy):
-                raise
-            self._half_adopted = True
-            raise self._jobs.freeze(what, error) from error
+            present = self._accounting.present(
+                file.file, {uid: found for uid, found, member in some if members.get(uid) is member}
+            )
+        except Busy:
+            raise
+        except Exception:
+            switch.unreadable = True
+            raise
         self._half_adopted = True
-        with self._jobs.switching(what):
+        with self._jobs.switching(f"the segment of WAL file {file.file}"):
             if not has_begun:
                 # From the first group on: logs and counters go by both.
                 self._location.add(file)
                 self._segments.adopt(file.file, switch.users)
-            self._adopt(switch, [uid for uid, _ in some], present)
+            self._adopt(switch, [uid for uid, *_ in some], present)
         self._switches[file.file] = switch
         self._half_adopted = False
 
@@ -183,8 +194,8 @@ class SegmentWriter:
             switch.users.add(member.uid)
             member.add_segment(run, switch.rings.pop(member, ()))
             switch.file.add(member.uid, share, size)
+        for member, ring in switch.rings.items():
+            if ring:
+                member.add_segment(None, ring)
+        switch.rings.clear()
         switch.done += len(uids)
-        if switch.is_done:
-            for member, ring in switch.rings.items():
-                if ring:
-                    member.add_segment(None, ring)

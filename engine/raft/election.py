@@ -52,6 +52,7 @@ def forget_leader(raft: Raft) -> None:
     With `staggered` limits the voter that the uid picks, of those that live, campaigns in the first half of that time,
     and the others in the second one: two that campaign at once share the votes, and wait for another timeout.
     """
+    gone = raft.leader
     raft.leader = raft.hearers = 0
     raft.changed = raft.dirty = True
     raft.doubt = False
@@ -60,17 +61,17 @@ def forget_leader(raft: Raft) -> None:
         # It asks anew who leads.
         raft.denials = 0
     limits = raft.limits
-    raft.timeout = _first_timeout(raft)
+    raft.timeout = _first_timeout(raft, gone)
     if limits.patience:
         raft.timeout += limits.election_ticks << limits.patience
         inquire(raft)
 
 
-def _first_timeout(raft: Raft) -> int:
-    """Draw after how many ticks to campaign for the place of a leader that is gone."""
+def _first_timeout(raft: Raft, gone: int) -> int:
+    """Draw after how many ticks to campaign for the place of a leader that is gone, whose node may be alive."""
     ticks = raft.limits.election_ticks
-    voters = [node for node in raft.configuration.voters if node in raft.live] if raft.limits.staggered else []
-    if len(voters) < 2:
+    voters = [node for node in raft.configuration.voters if node in raft.live and node != gone]
+    if not raft.limits.staggered or len(voters) < 2:
         return 1 + raft.draw(ticks)
     half = ticks // 2
     if first_leader(raft.uid, voters) == raft.node:

@@ -89,16 +89,27 @@ class _Late:
         return lambda disk, *what: self.calls.append((old, disk, *what))
 
     def flush(self, old: Any) -> Any:
-        async def flush(writer: Any, sealed: Any) -> None:
-            await old(writer, sealed)
+        async def flush(writer: Any, sealed: Any) -> Any:
+            stored = await old(writer, sealed)
             calls, self.calls = self.calls, []
             for write, disk, *what in calls:
                 # Of a process that died meanwhile nothing is written.
                 if disk.life.alive:
                     with suppress(OSError):
                         write(disk, *what)
+            return stored
 
         return flush
+
+
+def _names_the_file_first(old: Any) -> Any:
+    """The row of the file is with the rows of the first groups, not of the last."""
+
+    async def store(self: Any, switch: Any, hard_states: Any) -> Any:
+        await self._meta_batch.commit_members((), sealed_files=[switch.file])
+        return await old(self, switch, hard_states)
+
+    return store
 
 
 def _believes_slots(old: Any) -> Any:
@@ -154,6 +165,12 @@ BUGS = (
         "segment_name_without_sync",
         "a segment's name is durable before its WAL file goes",
         [(segment_job, "write_segment", without("sync_directory"))],
+    ),
+    Bug(
+        "file_before_its_groups",
+        "a file has its segment when the rows of all its groups are stored",
+        [(SegmentWriter, "_store", _names_the_file_first)],
+        featured=frozenset({"steps"}),
     ),
     Bug(
         "ring_without_sync",

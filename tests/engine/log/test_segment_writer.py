@@ -72,6 +72,9 @@ class Bench:
         ring = {self.members[uid]: runs for uid, runs in self.ring.items()}
         return Flushed({uid: (1, 10, 1, 500) for uid in self.found}, ring)
 
+    async def write_anew(self, sealed: Sealed) -> None:
+        self.did.append(("anew", sealed.file))
+
     def raise_floors(self, uids: Iterable[int]) -> None:
         if found := sorted(uids):
             self.did.append(("floors", found))
@@ -349,21 +352,50 @@ async def test_a_step_that_finds_no_descriptor_is_taken_later_and_none_twice() -
     assert (file.live, file.total) == (1500, 2500) and bench.stored_files == [7]
 
 
-async def test_what_a_later_step_can_not_read_leaves_the_switch_half_done_until_a_restart() -> None:
+async def test_what_a_later_step_can_not_read_is_written_anew_and_none_is_taken_twice() -> None:
     bench = Bench()
     many(bench, 5, 2)
 
     def damaged() -> None:
-        if len(bench.asked) == 2:
+        if len(bench.asked) in (2, 3):
             raise Corrupt("a file", 0, "this", "that")
 
     bench.between = damaged
-    with pytest.raises(JobFailed):
-        await bench.writer.run()
-    assert bench.jobs.frozen and not bench.committed and bench.unflushed.is_open(7)
-    bench.did.clear()
+    for anew in ([], ["anew"]):
+        with pytest.raises(Corrupt):
+            await bench.writer.run()
+        assert [step[0] for step in bench.did] == ["write", "adopt", *anew] and not bench.jobs.frozen
     await bench.writer.run()
-    assert not bench.did
+    assert bench.asked == [[1, 2], [3, 4], [3, 4], [3, 4], [5]] and bench.stored_files == [7]
+    assert [step[0] for step in bench.did[:4]] == ["write", "adopt", "anew", "anew"]
+    assert (bench.location.files[7].live, bench.location.files[7].total) == (1500, 2500)
+
+
+async def test_a_log_that_is_made_anew_between_two_steps_has_nothing_in_the_segment() -> None:
+    bench = Bench()
+    many(bench, 4, 2)
+
+    def rebuild() -> None:
+        if len(bench.asked) == 1:
+            bench.group(1)
+            bench.group(3)
+
+    bench.between = rebuild
+    await bench.writer.run()
+    assert bench.asked == [[1, 2], [4]] and not bench.members[3].segments
+    assert bench.committed == [[1, 2], [3, 4]], "their rows are stored with the others"
+
+
+async def test_what_rings_took_is_in_logs_before_anybody_else_has_a_turn() -> None:
+    bench = Bench()
+    members = many(bench, 4, 1)
+    ringed = [bench.group(5), members[2], members[3]]
+    bench.ring = {one.uid: [RingRun(LAST + 1, LAST + 2, 1)] for one in ringed}
+    seen: list[list[int]] = []
+    bench.between = lambda: seen.append([one.uid for one in ringed if one.ring])
+    await bench.writer.run()
+    assert bench.asked == [[1, 3, 4], [2]], "as many as there are rings, those with rings among them"
+    assert seen == [[], [5, 3, 4]]
 
 
 async def test_rows_of_which_some_could_not_be_stored_are_stored_anew() -> None:

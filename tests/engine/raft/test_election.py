@@ -136,3 +136,16 @@ def test_the_last_voter_that_lives_waits_for_nobody() -> None:
         raft.on_liveness()
         raft.tick()
         assert raft.role == PRECANDIDATE
+
+
+def test_who_says_farewell_is_not_the_one_that_is_waited_for() -> None:
+    """Its node is alive, and a uid picks the same one of all voters for every group that never changed leaders."""
+    gone = first_leader(UID, (1, 2, 3))
+    timeouts = set()
+    for node in {1, 2, 3} - {gone}:
+        raft = make(node, limits=Limits(staggered=True))
+        raft.leader = gone
+        raft.step(Message(LEADER_GONE, UID, node, gone, raft.term))
+        assert not raft.leader
+        timeouts.add(raft.timeout)
+    assert timeouts == {1, 1 + raft.limits.election_ticks // 2}
