@@ -23,6 +23,10 @@ TURN = 4
 """A turn in election timeouts of the shortest kind: two campaigns of one that is not denied."""
 
 
+NOTICED = 2
+"""Ticks after which other nodes know as well that one is gone: until then they deny campaigns for its sake."""
+
+
 class Elections:
     """One node's. `live`: the nodes that are up, this one among them; `most`: how many may stand at once."""
 
@@ -48,27 +52,33 @@ class Elections:
 
     def begin(self) -> list[Member]:
         """Begin a tick: return the members whose turn begins, to be ticked from now on. They campaign at once, but for
-        those that another node is to lead, while that has had little time, and those of a node that is to lead only
-        where no other one does."""
+        those that another node is to lead, while that has had little time (also of one that is asked for: the other
+        node was asked as well), and those of a node that is to lead only where no other one does."""
         self._tick += 1
         standing = self._standing
         crowded = bool(self._asked or self._own or self._others)
-        for member in list(standing):
+        for member, began in list(standing.items()):
             if _has_settled(member):
                 del standing[member]
             elif crowded and not self._has_quorum(member):
                 del standing[member]
                 self._hopeless[member] = 0
-            elif crowded and standing[member] == self._tick - 1 and self._is_own(member):
-                # It came before there were too many: it is not to wait for its time while it has a place.
-                _campaign(member)
+            elif crowded and began == self._tick - NOTICED and not member.raft.limits.patience:
+                # It came before there were too many: it is not to wait for its time while it has a place, nor to have
+                # one before those that this node is to lead.
+                if self._is_own(member):
+                    _campaign(member)
+                else:
+                    del standing[member]
+                    self._others[member] = began
         found: list[Member] = []
         for queue in (self._asked, self._own, self._others, self._hopeless):
             # What is put behind others is not looked at twice.
             for _ in range(len(queue)):
-                if len(standing) >= self._most:
+                member, since = next(iter(queue.items()))
+                if len(standing) >= self._most or self._tick - since < NOTICED - 1:
                     break
-                member, since = queue.popitem(last=False)
+                del queue[member]
                 if _has_settled(member):
                     continue
                 if queue is not self._hopeless and not self._has_quorum(member):
@@ -76,7 +86,8 @@ class Elections:
                     continue
                 standing[member] = self._tick
                 found.append(member)
-                if queue is not self._others or self._tick - since >= _turn(member):
+                waits = queue is self._others or (queue is self._asked and not self._is_own(member))
+                if not waits or self._tick - since >= _turn(member):
                     _campaign(member)
         return found
 

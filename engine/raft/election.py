@@ -75,7 +75,9 @@ def _first_timeout(raft: Raft, gone: int) -> int:
         return 1 + raft.draw(ticks)
     half = ticks // 2
     if first_leader(raft.uid, voters) == raft.node:
-        return 1 + raft.draw(half)
+        # Not in the first tick: whoever does not know yet that the leader is gone denies its vote.
+        soonest = min(2, half)
+        return soonest + raft.draw(half - soonest + 1)
     return 1 + half + raft.draw(ticks - half)
 
 

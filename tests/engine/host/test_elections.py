@@ -55,6 +55,7 @@ def test_the_others_wait_and_come_first_where_this_node_is_to_lead() -> None:
     turns = Elections(2, LIVE, 4)
     active = tick(turns, every)
     assert active == every[:4] and turns.is_waiting
+    assert not turns.begin(), "the other node may not know it yet"
     order: list[int] = []
     while active:
         for member in active:
@@ -84,8 +85,11 @@ def test_who_had_a_place_before_there_were_too_many_campaigns_when_there_are() -
     every = members(6)
     turns = Elections(2, LIVE, 2)
     active = tick(turns, every)
-    turns.begin()
-    assert active == every[:2] and [member.campaigns for member in every] == [1] + [0] * 5
+    assert not turns.begin() and not sum(member.campaigns for member in every)
+    # Nor does one that another node is to lead keep its place.
+    assert turns.begin() == [every[2]]
+    assert active == every[:2] and [member.campaigns for member in every] == [1, 0, 1, 0, 0, 0]
+    assert turns.stands(every[0]) and not turns.stands(every[1])
 
 
 def test_who_got_a_leader_meanwhile_or_is_gone_takes_nobodys_turn() -> None:
@@ -95,6 +99,7 @@ def test_who_got_a_leader_meanwhile_or_is_gone_takes_nobodys_turn() -> None:
     for member in every[:10]:
         member.raft.leader = 2
     every[10].raft.stopped = True
+    turns.begin()
     assert turns.begin() == [every[11]] and not turns.is_waiting
 
 
@@ -109,7 +114,10 @@ def test_who_is_asked_for_comes_first() -> None:
     for member in every[:2]:
         member.raft.leader = 2
     # Who stands already needs no turn.
+    turns.begin()
     assert turns.begin() == [every[11], every[8]]
+    # Whoever asks here asks the other node, too, which is to lead one of them.
+    assert [member.uid for member in every if member.campaigns] == [8]
 
 
 def test_who_waited_before_all_nodes_were_seen_waits_in_one_place() -> None:
