@@ -30,15 +30,18 @@ NOTICED = 2
 class Elections:
     """One node's. `live`: the nodes that are up, this one among them; `most`: how many may stand at once."""
 
-    __slots__ = ("_node", "_live", "_most", "_tick", "_standing", "_asked", "_own", "_others", "_hopeless")
+    __slots__ = ("_node", "_live", "_most", "_tick", "_standing", "_early", "_asked", "_own", "_others", "_hopeless")
 
     def __init__(self, node: int, live: Container[int], most: int) -> None:
         self._node = node
         self._live = live
         self._most = most
-        self._tick = 0
+        # From 1: 0 is before.
+        self._tick = 1
         # When the turn of each began.
         self._standing: dict[Member, int] = {}
+        # Of these, who took a place that was free, in the last ticks.
+        self._early: list[Member] = []
         # Beside each that waits: since when; 0 if it had a turn before.
         self._asked: OrderedDict[Member, int] = OrderedDict()
         self._own: OrderedDict[Member, int] = OrderedDict()
@@ -57,20 +60,13 @@ class Elections:
         self._tick += 1
         standing = self._standing
         crowded = bool(self._asked or self._own or self._others)
-        for member, began in list(standing.items()):
+        for member in list(standing):
             if _has_settled(member):
                 del standing[member]
             elif crowded and not self._has_quorum(member):
                 del standing[member]
                 self._hopeless[member] = 0
-            elif crowded and began == self._tick - NOTICED and not member.raft.limits.patience:
-                # It came before there were too many: it is not to wait for its time while it has a place, nor to have
-                # one before those that this node is to lead.
-                if self._is_own(member):
-                    _campaign(member)
-                else:
-                    del standing[member]
-                    self._others[member] = began
+        self._look_at_early(crowded)
         found: list[Member] = []
         for queue in (self._asked, self._own, self._others, self._hopeless):
             # What is put behind others is not looked at twice.
@@ -91,6 +87,22 @@ class Elections:
                     _campaign(member)
         return found
 
+    def _look_at_early(self, crowded: bool) -> None:
+        """Have those that came before there were too many not wait for their time while they have a place, nor have one
+        before those that this node is to lead."""
+        early, self._early = self._early, []
+        for member in early:
+            began = self._standing.get(member, 0)
+            if began > self._tick - NOTICED:
+                self._early.append(member)
+            elif not began or not crowded or member.raft.limits.patience:
+                continue
+            elif self._is_own(member):
+                _campaign(member)
+            elif self._asked or self._own:
+                del self._standing[member]
+                self._others[member] = began
+
     def stands(self, member: Member) -> bool:
         """Return whether a member that knows no leader is to be ticked on; if not, it waits for its turn from now
         on."""
@@ -102,6 +114,7 @@ class Elections:
         if began is None:
             if len(self._standing) < self._most and not self.is_waiting:
                 self._standing[member] = self._tick
+                self._early.append(member)
                 return True
             self._queue(member)
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,17 @@ def test_who_had_a_place_before_there_were_too_many_campaigns_when_there_are() -
     assert turns.begin() == [every[2]]
     assert active == every[:2] and [member.campaigns for member in every] == [1, 0, 1, 0, 0, 0]
     assert turns.stands(every[0]) and not turns.stands(every[1])
+
+
+def test_who_has_a_turn_keeps_it_although_another_node_is_to_lead() -> None:
+    every = [Member(uid) for uid in range(1, 12, 2)]
+    turns = Elections(2, LIVE, 2)
+    active = tick(turns, every)
+    turns_had: Counter[int] = Counter()
+    for _ in range(3 * (TURN_TICKS + 1)):
+        turns_had.update(member.uid for member in active)
+        active = tick(turns, active)
+    assert turns_had == dict.fromkeys((1, 3, 5, 7, 9, 11), TURN_TICKS)
 
 
 def test_who_got_a_leader_meanwhile_or_is_gone_takes_nobodys_turn() -> None:
