@@ -34,18 +34,18 @@ GROUPS_PER_STEP = 1000
 class Switch:
     """A file on its way to its segment: which of its groups went by it already, and whom its rows speak of."""
 
-    __slots__ = ("done", "file", "groups", "in_rings", "rings", "touched", "unreadable", "users")
+    __slots__ = ("done", "file", "groups", "in_rings", "members", "rings", "touched", "unreadable", "users")
 
     def __init__(self, file: SealedFile, written: Flushed, members: Mapping[int, Member]) -> None:
         self.file = file
         self.rings = dict(written.ring)
         self.in_rings = [member.uid for member in written.ring]
-        ringed = {*self.in_rings}
-        # Those with rings first. Of a log that is made anew from here on, the file has nothing any more.
-        self.groups = [
-            (uid, found, members.get(uid))
-            for uid, found in sorted(written.found.items(), key=lambda one: one[0] not in ringed)
-        ]
+        self.groups = list(written.found.items())
+        if self.in_rings:
+            ringed = {*self.in_rings}
+            self.groups.sort(key=lambda one: one[0] not in ringed)
+        # Of a log that is made anew from here on, the file has nothing any more.
+        self.members = {uid: members.get(uid) for uid in written.found}
         self.done = 0
         self.touched = [*self.in_rings]
         self.users: set[int] = set()
@@ -164,7 +164,7 @@ class SegmentWriter:
         some = switch.groups[switch.done : switch.done + max(least, self.groups_per_step)]
         try:
             present = self._accounting.present(
-                file.file, {uid: found for uid, found, member in some if members.get(uid) is member}
+                file.file, {uid: found for uid, found in some if members.get(uid) is switch.members[uid]}
             )
         except Busy:
             raise
@@ -177,7 +177,7 @@ class SegmentWriter:
                 # From the first group on: logs and counters go by both.
                 self._location.add(file)
                 self._segments.adopt(file.file, switch.users)
-            self._adopt(switch, [uid for uid, *_ in some], present)
+            self._adopt(switch, [uid for uid, _ in some], present)
         self._switches[file.file] = switch
         self._half_adopted = False
 
