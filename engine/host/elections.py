@@ -21,8 +21,6 @@ from ..replica.member import Member
 
 TURN = 4
 """A turn in election timeouts of the shortest kind: two campaigns of one that is not denied."""
-
-
 NOTICED = 2
 """Ticks after which other nodes know as well that one is gone: until then they deny campaigns for its sake."""
 
