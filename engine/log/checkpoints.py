@@ -7,8 +7,10 @@ the janitor.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+
+import trio
 
 from ..ports import LivenessPort
 from ..replica.member import RUNNING, Member
@@ -84,9 +86,11 @@ class Checkpoints:
         member.need_no_log()
         self.compact_log(member)
 
-    def flushed(self, members: Iterable[Member]) -> None:
-        """Let go of what a new segment has of these logs."""
-        for member in members:
+    async def flushed(self, members: Sequence[Member]) -> None:
+        """Let go of what a new segment has of these logs, of all of them: nobody comes by again."""
+        for number, member in enumerate(members, 1):
+            if number % self._segment_writer.groups_per_step == 0:
+                await trio.lowlevel.cancel_shielded_checkpoint()
             if member.flushed and not member.raft.stopped:
                 member.raft.log.release_memory(member.flushed)
                 self.compact_log(member)

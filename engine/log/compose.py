@@ -11,8 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import trio
-
 from logyard.protocol.errors import Corrupt, LogyardError
 
 from ..disk.rate_limiter import RateLimiter
@@ -152,11 +150,7 @@ def compose_storage(
     async def flushed(sealed: Sealed, file: SealedFile, members: Sequence[Member]) -> None:
         """Let go of what a new segment has: of the logs, of the file if nothing in it lives, of memory."""
         try:
-            for at in range(0, len(members), segment_writer.groups_per_step):
-                if at:
-                    # Not to be cut off: it is not come by again.
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-                checkpoints.flushed(members[at : at + segment_writer.groups_per_step])
+            await checkpoints.flushed(members)
             await compactor.flushed(file)
         finally:
             group_commit.let_go(sealed.entries)

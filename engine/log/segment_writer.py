@@ -57,6 +57,15 @@ class Switch:
         """Whether all groups went by it."""
         return self.done == len(self.groups)
 
+    def went(self, count: int) -> None:
+        """Note that the next `count` groups go by it, and all rings that it was written with."""
+        self.done += count
+        self.rings.clear()
+
+    def read(self, well: bool) -> None:
+        """Note whether it can be read."""
+        self.unreadable = not well
+
 
 class SegmentWriter:
     """One node's. `adopted(sealed, file, members)` hears of each flushed file and of the members it speaks of."""
@@ -113,7 +122,7 @@ class SegmentWriter:
             switch = self._switches.get(sealed.file) or await self._begin(sealed)
             if switch.unreadable:
                 await self._space.out_of_reserve("a segment", lambda: self._segments.write_anew(sealed))
-                switch.unreadable = False
+                switch.read(True)
             while not switch.is_done:
                 await trio.lowlevel.checkpoint()
                 self._step(switch)
@@ -169,7 +178,7 @@ class SegmentWriter:
         except Busy:
             raise
         except Exception:
-            switch.unreadable = True
+            switch.read(False)
             raise
         self._half_adopted = True
         with self._jobs.switching(f"the segment of WAL file {file.file}"):
@@ -197,5 +206,4 @@ class SegmentWriter:
         for member, ring in switch.rings.items():
             if ring:
                 member.add_segment(None, ring)
-        switch.rings.clear()
-        switch.done += len(uids)
+        switch.went(len(uids))

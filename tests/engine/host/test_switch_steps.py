@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.engine.log import compose, segment_writer
+from logyard.engine.log import checkpoints, segment_writer
 from logyard.protocol.errors import Busy, Corrupt, LogyardError
 from logyard.service.check.run import check_directory
 from tests.notes import NAME
@@ -276,7 +276,7 @@ async def test_who_goes_away_while_logs_let_go_leaves_none_in_memory(
                 await lowlevel.cancel_shielded_checkpoint()
 
             fake = SimpleNamespace(checkpoint=lowlevel.checkpoint, cancel_shielded_checkpoint=cancelled)
-            monkeypatch.setattr(compose, "trio", SimpleNamespace(lowlevel=fake))
+            monkeypatch.setattr(checkpoints, "trio", SimpleNamespace(lowlevel=fake))
             await c.nodes[1].compact()
         monkeypatch.undo()
         assert passed

@@ -50,7 +50,7 @@ class Bench:
         self.refused: set[int] = set()
         # Up to where segments are stored, where that is not all that was flushed.
         self.stored = LAST
-        flush: Any = SimpleNamespace(hard_state_written=lambda member: self.did.append("hard state"))
+        flush: Any = SimpleNamespace(hard_state_written=lambda member: self.did.append("hard state"), groups_per_step=2)
         self.checkpoints = Checkpoints(
             cast(Any, self), cast(Any, self), cast(Any, self), flush, lambda member: self.kept,
             lambda member, item: self.did.append(("persist", item)),
@@ -144,12 +144,12 @@ async def test_a_snapshot_that_comes_too_late_moves_nothing_back(how: str) -> No
     assert member.snapshot_index == (0 if how == "stopped" else 18) and member.raft.log.first_index == 1
 
 
-def test_what_a_segment_has_leaves_memory_and_of_a_stopped_group_nothing_does() -> None:
+async def test_what_a_segment_has_leaves_memory_and_of_a_stopped_group_nothing_does() -> None:
     bench, member, stopped, fresh = Bench(), member_of(), member_of(8), member_of(7)
     cast(Any, stopped.raft).stopped = True
     for one in (member, stopped):
         one.flush_through(12)
-    bench.checkpoints.flushed([member, stopped, fresh])
+    await bench.checkpoints.flushed([member, stopped, fresh])
     assert [one.raft.log.memory_first for one in (member, stopped, fresh)] == [13, 1, 1]
     assert member.raft.log.first_index == 1, "no snapshot covers it"
 
