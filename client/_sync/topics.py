@@ -10,7 +10,7 @@ Handles are made by a yard's `topic`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -427,8 +427,9 @@ class Topic:
     def _finished(self, row: Row) -> Row:
         if row.state == MAKING:
             numbers = [one.number for one in row.partitions]
-            self._make(row, numbers)
-            self._open(row, row.epoch, row.layout, numbers)
+            layout, epoch = row.layout, row.epoch
+            self._make(row, numbers, lambda one: open_command(row.id, epoch, one.number, layout))
+            self._open(row, epoch, layout, numbers)
             return self._tell("made", {"id": row.id, "uids": self._uids(row)})
         if row.state == ADDING:
             row = self._add(row)
@@ -455,11 +456,9 @@ class Topic:
         """Make new partitions, fence the others, let the new ones know their producers, and open them."""
         assert row.coming is not None
         epoch, layout, numbers = row.coming
-        self._make(row, numbers)
+        # From then on it knows what a topic's record is, so that those who come too early are told to wait.
+        self._make(row, numbers, lambda one: inherit_command(row.id, []))
         new = [one for one in row.partitions if one.number in numbers]
-        for one in new:
-            # From now on it knows what a topic's record is, so that those who come too early are told to wait.
-            self._command(one, inherit_command(row.id, []))
         fences = []
         for source in row.live:
             fences.append((source.number, self._fence(row, source, epoch, layout)))
@@ -565,18 +564,28 @@ class Topic:
             # By whoever began this.
             return
 
-    def _make(self, row: Row, numbers: Sequence[int]) -> None:
+    def _make(self, row: Row, numbers: Sequence[int], first: Callable[[Partition], bytes]) -> None:
+        """Make logs, and give each its first command."""
         new = [one for one in row.partitions if one.number in numbers]
         names = [one.log for one in new]
         until = self.yard.clock() + LET_GO_S
         while True:
             try:
                 self.yard.create_many(names, members=row.members or None)
-                break
             except Refused:
                 # Nodes let the former log of a number go soon after it was deleted.
                 if not any(one.born for one in new) or self.yard.clock() >= until:
                     raise
+            else:
+                try:
+                    for one in new:
+                        self._command(one, first(one))
+                    return
+                except UnknownGroup:
+                    # Who was asked to make it had the former one still, and took it for the same.
+                    now = self.describe()
+                    if (now.id, now.state, now.coming) != (row.id, row.state, row.coming) or self.yard.clock() >= until:
+                        raise
             self.yard.pause(OPENING_PAUSE_S * 4)
 
     def _open(self, row: Row, epoch: int, layout: Layout, numbers: Sequence[int]) -> None:

@@ -447,23 +447,47 @@ async def test_logs_whose_deletion_was_not_answered_are_let_go_all_the_same(
     assert lost == {"orders.0", "orders.1"} and not lost & {str(row["name"]) for row in yard.groups()}
 
 
+async def test_a_log_that_was_made_while_a_node_had_the_former_one_is_made_again(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is asked to make it finds one of that name and definition, which goes a moment later."""
+    topic = yard.topic("orders")
+    kind = type(topic.yard)
+    create, late = kind.create_many, True
+
+    async def had_it(self: Any, names: Any, **more: Any) -> Any:
+        nonlocal late
+        if late and names[0].startswith("orders"):
+            late = False
+            return None
+        return await create(self, names, **more)
+
+    monkeypatch.setattr(kind, "create_many", had_it)
+    for partitions in (2, 4):
+        late = True
+        row = await (topic.create(partitions) if partitions == 2 else topic.grow(partitions))
+        assert len(row.live) == partitions and not late
+    assert {(await topic.send(b"%d" % number)).partition for number in range(64)} == {0, 1, 2, 3}
+
+
 class Load:
     """A producer that numbers the records of each key, and one group's loop that reads them."""
 
     def __init__(self) -> None:
         self.sent: dict[bytes, int] = dict.fromkeys(KEYS, 0)
-        self.over = False
+        self.over = self.done = False
 
     async def produce(self, topic: Any) -> None:
         while not self.over:
             for key in KEYS:
                 self.sent[key] += 1
                 await topic.send(key, b"", b"%d" % self.sent[key])
+        self.done = True
 
     async def read(self, yard: Any, group: str, seen: dict[bytes, list[int]]) -> None:
         async with yard.consume("orders", group=group, ttl=5, commit_every=0.1, max_records=20) as records:
             last = None
-            while not self.over or sum(map(len, seen.values())) < sum(self.sent.values()):
+            while not self.done or sum(map(len, seen.values())) < sum(self.sent.values()):
                 record = await records.get(0.1)
                 if record is not None:
                     last = record
