@@ -428,7 +428,7 @@ class Topic:
             numbers = [one.number for one in row.partitions]
             layout, epoch = row.layout, row.epoch
             await self._make(row, numbers, lambda one: open_command(row.id, epoch, one.number, layout))
-            await self._open(row, epoch, layout, numbers)
+            await self._keep(row, numbers)
             return await self._tell("made", {"id": row.id, "uids": await self._uids(row)})
         if row.state == ADDING:
             row = await self._add(row)
@@ -566,35 +566,41 @@ class Topic:
     async def _make(self, row: Row, numbers: Sequence[int], first: Callable[[Partition], bytes]) -> None:
         """Make logs, and give each its first command."""
         new = [one for one in row.partitions if one.number in numbers]
-        names = [one.log for one in new]
         until = self.yard.clock() + LET_GO_S
-        while True:
-            try:
-                await self.yard.create_many(names, members=row.members or None)
-            except Refused:
-                # Nodes let the former log of a number go soon after it was deleted.
-                if not any(one.born for one in new) or self.yard.clock() >= until:
-                    raise
-            else:
-                try:
-                    for one in new:
-                        await self._command(one, first(one))
-                    return
-                except UnknownGroup:
-                    # Who was asked to make it had the former one still, and took it for the same.
-                    now = await self.describe()
-                    if (now.id, now.state, now.coming) != (row.id, row.state, row.coming) or self.yard.clock() >= until:
-                        raise
+        while not await self._made(row, new, first, self.yard.clock() >= until):
             await self.yard.pause(OPENING_PAUSE_S * 4)
+
+    async def _made(self, row: Row, new: Sequence[Partition], first: Callable[[Partition], bytes], late: bool) -> bool:
+        """Return whether that could be done: nodes let the former log of a name go soon after it was deleted. Raises
+        what stands in the way of it, if it is `late`."""
+        try:
+            await self.yard.create_many([one.log for one in new], members=row.members or None)
+        except Refused:
+            if late or not any(one.born for one in new):
+                raise
+            return False
+        try:
+            for one in new:
+                await self._command(one, first(one))
+        except UnknownGroup:
+            # Who was asked to make it had the former one still, and took it for the same.
+            now = await self.describe()
+            if late or (now.id, now.state, now.coming) != (row.id, row.state, row.coming):
+                raise
+            return False
+        return True
 
     async def _open(self, row: Row, epoch: int, layout: Layout, numbers: Sequence[int]) -> None:
         """Make logs the topic's partitions; only then they keep what it says: one that was somebody's own is refused,
         and loses nothing."""
-        new = [one for one in row.partitions if one.number in numbers]
-        for one in new:
-            await self._command(one, open_command(row.id, epoch, one.number, layout))
-        if row.options:
-            for one in new:
+        for one in row.partitions:
+            if one.number in numbers:
+                await self._command(one, open_command(row.id, epoch, one.number, layout))
+        await self._keep(row, numbers)
+
+    async def _keep(self, row: Row, numbers: Sequence[int]) -> None:
+        for one in row.partitions:
+            if row.options and one.number in numbers:
                 await self.yard.log(one.log).retain(**row.options)
 
     async def _uids(self, row: Row) -> list[tuple[int, int]]:

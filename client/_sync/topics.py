@@ -429,7 +429,7 @@ class Topic:
             numbers = [one.number for one in row.partitions]
             layout, epoch = row.layout, row.epoch
             self._make(row, numbers, lambda one: open_command(row.id, epoch, one.number, layout))
-            self._open(row, epoch, layout, numbers)
+            self._keep(row, numbers)
             return self._tell("made", {"id": row.id, "uids": self._uids(row)})
         if row.state == ADDING:
             row = self._add(row)
@@ -567,35 +567,41 @@ class Topic:
     def _make(self, row: Row, numbers: Sequence[int], first: Callable[[Partition], bytes]) -> None:
         """Make logs, and give each its first command."""
         new = [one for one in row.partitions if one.number in numbers]
-        names = [one.log for one in new]
         until = self.yard.clock() + LET_GO_S
-        while True:
-            try:
-                self.yard.create_many(names, members=row.members or None)
-            except Refused:
-                # Nodes let the former log of a number go soon after it was deleted.
-                if not any(one.born for one in new) or self.yard.clock() >= until:
-                    raise
-            else:
-                try:
-                    for one in new:
-                        self._command(one, first(one))
-                    return
-                except UnknownGroup:
-                    # Who was asked to make it had the former one still, and took it for the same.
-                    now = self.describe()
-                    if (now.id, now.state, now.coming) != (row.id, row.state, row.coming) or self.yard.clock() >= until:
-                        raise
+        while not self._made(row, new, first, self.yard.clock() >= until):
             self.yard.pause(OPENING_PAUSE_S * 4)
+
+    def _made(self, row: Row, new: Sequence[Partition], first: Callable[[Partition], bytes], late: bool) -> bool:
+        """Return whether that could be done: nodes let the former log of a name go soon after it was deleted. Raises
+        what stands in the way of it, if it is `late`."""
+        try:
+            self.yard.create_many([one.log for one in new], members=row.members or None)
+        except Refused:
+            if late or not any(one.born for one in new):
+                raise
+            return False
+        try:
+            for one in new:
+                self._command(one, first(one))
+        except UnknownGroup:
+            # Who was asked to make it had the former one still, and took it for the same.
+            now = self.describe()
+            if late or (now.id, now.state, now.coming) != (row.id, row.state, row.coming):
+                raise
+            return False
+        return True
 
     def _open(self, row: Row, epoch: int, layout: Layout, numbers: Sequence[int]) -> None:
         """Make logs the topic's partitions; only then they keep what it says: one that was somebody's own is refused,
         and loses nothing."""
-        new = [one for one in row.partitions if one.number in numbers]
-        for one in new:
-            self._command(one, open_command(row.id, epoch, one.number, layout))
-        if row.options:
-            for one in new:
+        for one in row.partitions:
+            if one.number in numbers:
+                self._command(one, open_command(row.id, epoch, one.number, layout))
+        self._keep(row, numbers)
+
+    def _keep(self, row: Row, numbers: Sequence[int]) -> None:
+        for one in row.partitions:
+            if row.options and one.number in numbers:
                 self.yard.log(one.log).retain(**row.options)
 
     def _uids(self, row: Row) -> list[tuple[int, int]]:

@@ -5,7 +5,8 @@ timeout, no election ends before the next begins, and none ever does. So of the 
 than `election_groups` are ticked at a time; the others neither campaign nor count time until it is their turn, and
 take part in elections that other nodes begin. First come groups that somebody asks for, then those that this node is to
 lead (of the voters that live each has a share, so that two do not campaign for one group), then the rest, which by then
-have leaders, and at last those without a quorum of nodes that live. Invariants: who stands without success makes room
+have leaders, and at last those without a quorum of nodes that live. Invariants: who campaigns at once does so when the
+others can know that the leader is gone, and where this node is to lead; who stands without success makes room
 after its turn while others wait, at once where it has no quorum, and comes behind them; who waits is ticked again;
 while there is room for all, nothing is done here. Nothing here decides an election. Called by `ticker`.
 """
@@ -34,7 +35,7 @@ class Elections:
         self._node = node
         self._live = live
         self._most = most
-        # From 1: 0 is before.
+        # From 1: since when somebody waits is 0 only after a turn.
         self._tick = 1
         # When the turn of each began.
         self._standing: dict[Member, int] = {}

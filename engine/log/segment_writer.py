@@ -34,20 +34,20 @@ GROUPS_PER_STEP = 1000
 class Switch:
     """A file on its way to its segment: which of its groups went by it already, and whom its rows speak of."""
 
-    __slots__ = ("done", "file", "groups", "in_rings", "members", "rings", "touched", "unreadable", "users")
+    __slots__ = ("done", "file", "groups", "members", "rings", "touched", "unreadable", "users")
 
     def __init__(self, file: SealedFile, written: Flushed, members: Mapping[int, Member]) -> None:
         self.file = file
         self.rings = dict(written.ring)
-        self.in_rings = [member.uid for member in written.ring]
         self.groups = list(written.found.items())
-        if self.in_rings:
-            ringed = {*self.in_rings}
+        self.touched = [member.uid for member in written.ring]
+        if written.ring:
+            # Those of rings first: the first step takes all of these.
+            ringed = {*self.touched}
             self.groups.sort(key=lambda one: one[0] not in ringed)
         # Of a log that is made anew from here on, the file has nothing any more.
         self.members = {uid: members.get(uid) for uid in written.found}
         self.done = 0
-        self.touched = [*self.in_rings]
         self.users: set[int] = set()
         # A step could not read the segment: it is to be written anew before the next one.
         self.unreadable = False
@@ -126,8 +126,6 @@ class SegmentWriter:
             while not switch.is_done:
                 await trio.lowlevel.checkpoint()
                 self._step(switch)
-            # Law 4: a ring has no payloads, and those of the file go with it.
-            self._meta_batch.raise_floors(switch.in_rings)
             members = await self._store(switch, hard_states)
         except BaseException:
             # The file is sealed again later, and what it says of terms and votes must be stored then.
@@ -164,7 +162,9 @@ class SegmentWriter:
         written = await self._space.out_of_reserve("a segment", lambda: self._segments.write(sealed))
         switch = Switch(SealedFile(sealed.file, sealed.length), written, self._members)
         # What the rings took is the content of logs now, and may not be when others had their turn.
-        self._step(switch, len(switch.in_rings))
+        self._step(switch, len(written.ring))
+        # Law 4: a ring has no payloads, and those of the file go with it.
+        self._meta_batch.raise_floors(member.uid for member in written.ring)
         return switch
 
     def _step(self, switch: Switch, least: int = 0) -> None:

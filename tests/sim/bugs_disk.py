@@ -71,12 +71,13 @@ def _ignores_damage(old: Any) -> Any:
 
 
 def _recycles_early(old: Any) -> Any:
-    async def seal(self: Any, sealed: Any) -> None:
-        await old(self, sealed)
+    async def flush(self: Any, sealed: Any) -> Any:
+        stored = await old(self, sealed)
         if sealed.file in self._location.files:
             self._location.recycle(sealed.file)
+        return stored
 
-    return seal
+    return flush
 
 
 class _Late:
