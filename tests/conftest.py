@@ -21,6 +21,8 @@ settings.load_profile("logyard")
 MEMORY = "/dev/shm"
 MEMORY_BYTES = 4 << 30
 """What a run may need there at its widest: four workers with a cluster of preallocated files each."""
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of each Spark: one that lives for seconds would compile and collect in threads for longer than that gains it."""
 WORKERS_MAX = 8
 """Workers whose ports lie apart; of more than these some share theirs."""
 
@@ -34,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     share_ports(os.environ.get("PYTEST_XDIST_WORKER", ""))
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 

@@ -124,7 +124,11 @@ def drive(path: str, master: str) -> None:
     `path`."""
     from logyard.pipeline import local_session
 
-    spark = local_session("kills", memory="1g", master=master, spark_local_dir=path)
+    # In a test's process this is how short-lived JVMs run: the driver's is started with it, executors are told.
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    spark = local_session(
+        "kills", memory="1g", master=master, spark_local_dir=path, spark_executor_extraJavaOptions=options
+    )
     spark.dataSource.register(CrashingSource)
     for line in sys.stdin:
         query = json.loads(line)

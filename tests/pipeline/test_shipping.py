@@ -42,12 +42,14 @@ def run(script: str, cwd: Path, *words: str, **environment: str) -> str:
 
 
 CLUSTER = """
+import os
 import sys
 import pandas
 from logyard.pipeline import local_session, ship
 
 servers, wheel = sys.argv[1:]
-spark = local_session(master="local-cluster[2,1,700]", memory="1g")
+options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+spark = local_session(master="local-cluster[2,1,700]", memory="1g", spark_executor_extraJavaOptions=options)
 ship(spark, wheel)
 df = (
     spark.read.format("logyard").option("servers", servers).option("subscribePattern", "log-.*")
