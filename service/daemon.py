@@ -150,6 +150,7 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
         if config.client_tls is None:
             print(f"logyard serve: {TRUSTING}", file=sys.stderr, flush=True)
         memory.begin()
+        nursery.start_soon(memory.look_after)
         node.system.tell_memory(memory.grown, memory.shrunk)
         host, port = config.client_listen
         metrics = f" metrics={config.metrics_listen[0]}:{node.metrics_port}" if config.metrics_listen else ""

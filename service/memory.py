@@ -12,12 +12,17 @@ import ctypes
 import gc
 import struct
 
+import trio
+
 ALLOCATIONS = 50_000
 """New containers between two collections of the youngest (Python's default: 700). What comes under load is mostly
 entries that live until their segment is written: looking at them 70 times a megabyte finds nothing."""
 YOUNGEST = 2
 """Collections of the youngest between two of the middle generation: that one is a pause of some 20 ms then."""
 MIDDLE = 1000
+PERIOD_SECONDS = 0.25
+MANY = 5_000
+"""New containers in a period that are entries, as a node has them under load: some 2 ms to look at."""
 
 
 def begin() -> None:
@@ -25,6 +30,17 @@ def begin() -> None:
     gc.set_threshold(ALLOCATIONS, YOUNGEST, MIDDLE)
     gc.collect()
     gc.freeze()
+
+
+async def look_after() -> None:
+    """Under load, look at what is new while that is little, and only once: most of it lives until its segment is
+    written, and looked at again with all that came since it holds the loop for a tenth of a second. With less to do
+    than that, collections are Python's own."""
+    while True:
+        await trio.sleep(PERIOD_SECONDS)
+        if gc.get_count()[0] >= MANY:
+            gc.collect(0)
+            gc.freeze()
 
 
 def grown() -> None:

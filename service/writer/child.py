@@ -8,6 +8,7 @@ Started by `writer_process`, by exec: never forked from a process with open envi
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -61,6 +62,9 @@ def serve(directory: str, lock_fd: int, maps: GenerationConfig, step: Step = qui
         print(f"logyard writer: {error}", file=sys.stderr)
         return 1
     os.nice(NICE)
+    # A job's many objects end with it: collections meanwhile would find nothing, in a fifth of its time.
+    gc.disable()
+    gc.freeze()
     parent = Parent(source)
 
     def watched(name: str, size: int) -> None:
@@ -77,6 +81,8 @@ def serve(directory: str, lock_fd: int, maps: GenerationConfig, step: Step = qui
             step("before reply", 0)
             send(target, reply)
             step("after reply", 0)
+            del reply
+            gc.collect()
     except (Orphaned, BrokenPipeError):
         pass
     return 0
