@@ -4,12 +4,14 @@
 PLAN is a directory. `die` holds a step's name and a number: that time it comes to it the process is killed. `always`,
 `once` and `stall` hold a step's name: it is killed there each time, or once; it waits there while the file exists.
 `short` holds a step's name: there it finds no descriptor, as long as the file exists.
-`steps` gets the names of all steps, `died` those at which `die` was obeyed. `full` holds the size beyond which no file
+`steps` gets the names of all steps, `died` those at which `die` was obeyed, `collected` the newest step at each
+collection of garbage. `full` holds the size beyond which no file
 grows.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import select
@@ -36,6 +38,7 @@ class Plan:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.newest = ""
 
     def read(self, name: str) -> str:
         try:
@@ -43,7 +46,13 @@ class Plan:
         except FileNotFoundError:
             return ""
 
+    def collected(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            with (self.directory / "collected").open("a") as collected:
+                collected.write(f"{self.newest}\n")
+
     def step(self, name: str, size: int = 0) -> None:
+        self.newest = name
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(self.read("full") or resource.RLIM_INFINITY), -1))
         with (self.directory / "steps").open("a") as steps:
             steps.write(f"{name}\n")
@@ -97,6 +106,7 @@ class StepDisk(Disk):
 def main() -> int:
     """As the real one."""
     plan = Plan(Path(sys.argv[1]))
+    gc.callbacks.append(plan.collected)
     directory, lock_fd, map_bytes, transaction_bytes, beside = sys.argv[2:]
     maps = GenerationConfig(int(map_bytes), int(transaction_bytes), beside == "1")
     return serve(directory, int(lock_fd), maps, plan.step, StepDisk(plan))

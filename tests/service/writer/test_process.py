@@ -50,6 +50,18 @@ async def check_books(c: Cluster, path: Path) -> None:
     assert payload_books(c.system(1)) == books
 
 
+async def test_garbage_is_collected_between_jobs_and_not_within_them(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    async with cluster(tmp_path, 1, writer=failing_writer.command(plan), payload_cache_bytes=0) as c:
+        for _ in range(3):
+            await c.fill(1, 2000, 64)
+            await c.nodes[1].compact()
+        assert c.nodes[1].status()["writer"]["jobs"] >= 6
+    collected = (plan / "collected").read_text().splitlines()
+    assert set(collected) - {""} == {"after reply"}
+    assert collected.count("after reply") >= 6
+
+
 async def test_jobs_run_in_the_process_and_it_ends_with_the_system(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, writer=COMMAND, payload_cache_bytes=0) as c:
         writer = writer_of(c)
