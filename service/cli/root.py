@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,8 @@ SUBJECTS = {
 }
 """How `logyard --help` lists its verbs; each stands in one place (tested)."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
+AGAIN_SECONDS = 10.0
+"""How long a second SIGTERM is taken for the first one: `timeout` sends it to the process and to its group."""
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -263,8 +266,23 @@ register(etcd.commands)
 cli.subjects = SUBJECTS
 
 
+class Terminate:
+    """A handler of SIGTERM, which is like Ctrl-C: nodes and rivals are stopped, temporary directories removed. Another
+    one does not interrupt that, unless it takes long."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until = 0.0
+
+    def __call__(self, *_: object) -> None:
+        """Exit."""
+        if (now := self._clock()) >= self._until:
+            self._until = now + AGAIN_SECONDS
+            sys.exit(EXIT_TERMINATED)
+
+
 def main() -> None:
     """Run the command line; ends the process with the exit code."""
-    # Like Ctrl-C: nodes are stopped, temporary directories removed. `serve` and `up` set handlers of their own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    # `serve` and `up` set handlers of their own.
+    signal.signal(signal.SIGTERM, Terminate())
     cli(prog_name="logyard")
