@@ -22,7 +22,7 @@ MEMORY = "/dev/shm"
 MEMORY_BYTES = 4 << 30
 """What a run may need there at its widest: four workers with a cluster of preallocated files each."""
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Of each Spark: one that lives for seconds would compile and collect in threads for longer than that gains it."""
+"""Of each Spark: to compile twice, and to collect in threads, costs one that lives for seconds more than it gains."""
 WORKERS_MAX = 8
 """Workers whose ports lie apart; of more than these some share theirs."""
 

@@ -45,6 +45,11 @@ def test_a_checkout_without_links_fails_at_once(checkout: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
+def test_what_it_starts_keeps_compiled_modules_whatever_the_environment_says(checkout: Path) -> None:
+    (checkout / "more").write_text('include Makefile\nsaid:\n\t@echo "[$$PYTHONDONTWRITEBYTECODE]"\n')
+    assert make(checkout, "-f", "more", "said", PYTHONDONTWRITEBYTECODE="1").stdout == "[]\n"
+
+
 def test_an_old_python_is_refused_by_name(checkout: Path) -> None:
     old = checkout / "python-old"
     program = "import sys; sys.version_info = (3, 9, 2); exec(sys.argv[1])"

@@ -5,8 +5,7 @@ PLAN is a directory. `die` holds a step's name and a number: that time it comes 
 `once` and `stall` hold a step's name: it is killed there each time, or once; it waits there while the file exists.
 `short` holds a step's name: there it finds no descriptor, as long as the file exists.
 `steps` gets the names of all steps, `died` those at which `die` was obeyed, `collected` the newest step at each
-collection of garbage. `full` holds the size beyond which no file
-grows.
+collection of garbage. `full` holds the size beyond which no file grows.
 """
 
 from __future__ import annotations
