@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from contextlib import suppress
 from typing import Protocol
 
 from logyard.protocol.errors import FormatNewer, GenerationFailed, GenerationUnfinished, StoreShort
@@ -229,11 +230,11 @@ class Catalog:
 
 
 def allocated(path: str) -> int:
-    """Return bytes of disk that the files of a directory take (a sparse file's holes do not count)."""
+    """Return bytes of disk that the files of a directory take (a sparse file's holes do not count); none of those that
+    another thread takes away meanwhile."""
     size = 0
-    for name in os.listdir(path):
-        try:
-            size += os.stat(os.path.join(path, name)).st_blocks * 512
-        except FileNotFoundError:
-            continue  # Another thread sweeps.
+    with suppress(FileNotFoundError):
+        for name in os.listdir(path):
+            with suppress(FileNotFoundError):
+                size += os.stat(os.path.join(path, name)).st_blocks * 512
     return size

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from logyard.payloads.catalog import Catalog
+from logyard.payloads.catalog import Catalog, allocated
 from logyard.payloads.generation import Generation
 from logyard.payloads.homes import Home, without
 from logyard.protocol.errors import GenerationFailed
@@ -32,6 +32,30 @@ def test_the_names_of_what_was_taken_out_of_use_are_durable(tmp_path: Path) -> N
     door.synced.clear()
     assert catalog.sweep() == 0 and not door.synced, "what was set aside stays, and nothing changed"
     assert len(os.listdir(directory)) == 1
+    catalog.close()
+
+
+def test_a_generation_that_goes_while_bytes_are_counted_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Crash states, seed 300, event 565: `status` failed beside the thread that retired a generation."""
+    catalog = Catalog(str(tmp_path), SMALL, Door())
+    for number in (1, 2):
+        catalog.create(number, 0)
+    one = allocated(catalog.path(2))
+    assert catalog.disk_bytes() > one > 0
+    listed = os.listdir
+
+    def retired_behind(path: str) -> list[str]:
+        names = listed(path)
+        if path == str(tmp_path) and os.path.isdir(catalog.path(1)):
+            catalog.retire(1)
+        return names
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", retired_behind)
+        assert catalog.disk_bytes() == one
+    assert catalog.numbers() == [2]
     catalog.close()
 
 
