@@ -4,9 +4,9 @@ A directory has a random number of its own, drawn when it is made; a process has
 its first frame) and a random number of its start; and it says how many batches of its write-ahead log are durable. A
 peer that comes with another directory, with an epoch that was used already, or with fewer batches than it once had
 durable was wiped or restored from a copy: it has forgotten votes and acknowledgements, and must not take part under
-its old name. Invariant: an honest restart is never refused, because everything compared was durable there before it
-was said here. Only what was said with proof (`transport.proof`, TLS) is kept, in the meta store by the host. Called by
-the transport.
+its old name. Batches of a life that no other node knew do not count: a copy would make up with them for what it lacks.
+Invariant: an honest restart is never refused, because everything compared was durable there before it was said here.
+Only what was said with proof (`transport.proof`, TLS) is kept, in the meta store by the host. Called by the transport.
 """
 
 from __future__ import annotations
@@ -44,15 +44,23 @@ class Vitals(NamedTuple):
 
 class Acquaintances:
     """What this node knows of the others. `outdated` says, by node, why it is refused; `fresh` names nodes whose rows
-    should be stored soon, `stale` those whose count alone has grown."""
+    should be stored soon, `stale` those whose count alone has grown. `answered`: another node knows this life of this
+    one; `counts`: that is stored, and batches written since its start may be told."""
 
-    __slots__ = ("known", "outdated", "fresh", "stale")
+    __slots__ = ("known", "outdated", "fresh", "stale", "answered", "counts")
 
     def __init__(self, known: Mapping[int, Origin] | None = None) -> None:
         self.known: dict[int, Origin] = dict(known or {})
         self.outdated: dict[int, str] = {}
         self.fresh: set[int] = set()
         self.stale: set[int] = set()
+        self.answered = False
+        self.counts = False
+
+    @property
+    def unstored(self) -> bool:
+        """Whether something should be stored soon."""
+        return bool(self.fresh) or (self.answered and not self.counts)
 
     def remember(self, known: Mapping[int, Origin]) -> None:
         """Take over what an earlier life of this directory knew."""
@@ -82,6 +90,14 @@ class Acquaintances:
         if known is not None and written > known.written:
             self.known[node] = known._replace(written=written)
             self.stale.add(node)
+
+    def answer(self) -> None:
+        """Take note that another node knows this life."""
+        self.answered = True
+
+    def count(self) -> None:
+        """Take note that it is stored that another node knows this life."""
+        self.counts = True
 
     def forget(self, node: int) -> None:
         """Forget a node: whoever comes next under this number is believed."""

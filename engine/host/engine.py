@@ -260,7 +260,8 @@ class System:
 
     def vitals(self) -> Vitals:
         """Return what goes with each renewal."""
-        return Vitals(self.wal.next_batch, self.host.slow_disk.sync_us, self.host.slow_disk.slow)
+        written = self.incarnation.claim(self.wal.next_batch)
+        return Vitals(written, self.host.slow_disk.sync_us, self.host.slow_disk.slow)
 
     @property
     def epoch(self) -> int:

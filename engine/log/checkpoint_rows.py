@@ -33,6 +33,10 @@ class Captured(NamedTuple):
     anew: bool = False
 
 
+LIFE_COUNTS: Put = meta_rows.UNMET, None
+"""Another node knows this life."""
+
+
 def peer(node: int, origin: Origin) -> Put:
     """Return the row of another node's directory: which it had, in which epoch and start, and how many batches were
     durable there."""

@@ -123,15 +123,15 @@ class GroupLogs:
     def _void(self, uid: int) -> tuple[int, Callable[[], None]]:
         through = self.restart(uid)
         files = self._unflushed()
-        kept = {number: [pair for pair in entries if pair[0] == uid] for number, entries in files.items()}
+        kept = [(entries, [pair for pair in entries if pair[0] == uid]) for entries in files.values()]
         self._group_commit.leave_out(uid, files.values())
         self._segments.spoil(files.keys())
 
         def take_back() -> None:
-            # In each file what a group wrote is in its order still.
-            now = self._unflushed()
-            for number, pairs in kept.items():
-                self._group_commit.put_back(pairs, now[number])
+            # The lists themselves: of a file that the WAL's thread has just sealed nobody knows here. In each of them
+            # what a group wrote is in its order still.
+            for entries, pairs in kept:
+                self._group_commit.put_back(pairs, entries)
 
         return through, take_back
 

@@ -124,6 +124,8 @@ class MetaBatch:
                 puts = [rows.state(member) for member in floors if self._stands(member)]
                 met = self._acquaintances.take()
                 puts += [rows.peer(node, origin) for node, origin in met]
+                if counts := self._acquaintances.answered and not self._acquaintances.counts:
+                    puts.append(rows.LIFE_COUNTS)
                 puts += build()
                 owed = list(self._owed.items()) if store else []
                 try:
@@ -143,6 +145,8 @@ class MetaBatch:
                     self._failed(error)
                 raise
             self._peers_at = time.monotonic()
+            if counts:
+                self._acquaintances.count()
             if store:
                 self._owed.clear()
             self._end(decided)
@@ -203,7 +207,7 @@ class MetaBatch:
         """Store, once a second, what is new of the other nodes."""
         known = self._acquaintances
         late = known.stale and time.monotonic() - self._peers_at >= PEERS_SECONDS
-        if (known.fresh or late) and not self._looking:
+        if (known.unstored or late) and not self._looking:
             self._looking = True
             self._spawn(self._store_peers)
 

@@ -411,8 +411,9 @@ class Wal:
         self._last.pop(uid, None)
 
     def keep_only(self, uids: Container[int]) -> None:
-        """Keep only these groups: others own nothing in the current file, and need no segment. Not beside a write."""
-        self._entries = [pair for pair in self._entries if pair[0] in uids]
+        """Keep only these groups: others own nothing in the current file, and need no segment. The list stays the same,
+        whoever has it. Not beside a write."""
+        self._entries[:] = [pair for pair in self._entries if pair[0] in uids]
 
     def recycle(self, file: int) -> bool:
         """Recycle `file`, of which everything is durable elsewhere or dead, once no pin holds it (False: one does)."""

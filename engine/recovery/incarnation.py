@@ -55,6 +55,7 @@ class Incarnation:
         self.cluster_id = cluster_id
         self.origin = Origin(0, 0, 0, 0)
         self.acquaintances = Acquaintances()
+        self._claimed: int | None = None
         self._disk = disk
         self._path = path
         self._meta = meta
@@ -79,6 +80,9 @@ class Incarnation:
         number = meta.get(meta_rows.DIRECTORY) or os.urandom(8)
         start = int.from_bytes(os.urandom(8), "little")
         epoch = int.from_bytes(stored or b"", "little") + 1
+        unmet = meta.get(meta_rows.UNMET)
+        if unmet is not None and unmet[:8] == stored:
+            self._claimed = int.from_bytes(unmet[8:], "little")
         self.origin = Origin(int.from_bytes(number, "little"), epoch, start, 0)
         known = meta_rows.peers(meta.scan(meta_rows.PEER))
         for node, origin in known.items():
@@ -90,18 +94,26 @@ class Incarnation:
         return stored is not None
 
     def recovered(self, written: int) -> None:
-        """Make this life durable: everything was read. It claims to have `written` so many batches; who lost some
-        knows it, and claims none: its groups are mended. BLOCKING."""
+        """Make this life durable: everything was read. It claims to have `written` so many batches, without those of
+        lives that no other node knew; who lost some knows it, and claims none: its groups are mended. BLOCKING."""
         origin = self.origin
+        claim = written if self._claimed is None else min(written, self._claimed)
         # The first commit, unless a group was found damaged: what was read of the store is mapped no more from here on.
         self._meta.commit(
             [
                 (meta_rows.EPOCH, origin.epoch.to_bytes(8, "little")),
                 (meta_rows.DIRECTORY, origin.directory.to_bytes(8, "little")),
+                (meta_rows.UNMET, origin.epoch.to_bytes(8, "little") + claim.to_bytes(8, "little")),
             ]
         )
-        self.origin = origin._replace(written=written)
+        self.origin = origin._replace(written=claim)
         self._disk.unlink(str(self._path / MARK))
+
+    def claim(self, written: int) -> int:
+        """Return how many of so many durable batches the others may be told: those of its start, until it is stored
+        that one of them knows this life. What a copy of the directory writes while nobody hears it would otherwise make
+        up for what it lacks of the life that was lost."""
+        return written if self.acquaintances.counts else self.origin.written
 
 
 def readmit(disk: Disk, path: Path) -> str:

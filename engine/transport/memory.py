@@ -201,6 +201,8 @@ class MemoryPeers:
             self.notify(changed)
             if renewal.epoch == self.liveness.epoch_of(node):
                 self.known_origins.heard(node, renewal.written)
+            if renewal.echo_epoch == self.epoch:
+                self.known_origins.answer()
             if answer:
                 self.send_renewal(node)
 

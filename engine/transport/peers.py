@@ -422,6 +422,8 @@ class Peers:
             self._notify(changed)
             if peer.proved and renewal.epoch == self.liveness.epoch_of(node):
                 self.known.heard(node, renewal.written)
+            if renewal.echo_epoch == self.epoch:
+                self.known.answer()
             if answer:
                 self._send_renewal(peer)
         elif header.type == BLOB:

@@ -201,8 +201,7 @@ class Connection:
             self.caller = caller(self._raw, secured)
         except (wire.ProtocolError, LogyardError) as error:
             server.note_refusal(error)
-            told = error if isinstance(error, LogyardError) else BadRequest(str(error))
-            refusal = wire.encode_error(0, wire.pack(error_value(told)))
+            refusal = wire.encode_error(0, wire.pack(error_value(_told(error))))
             self._outgoing.push((refusal,))
             await self._flush()
             return False
@@ -695,3 +694,9 @@ class RpcServer:
                 blocks = self.answers.waiting and connection.unsent and now - connection.progress > ANSWERS_STALL_S
                 if blocks or connection.overdue(now, handshake):
                     connection.scope.cancel()
+
+
+def _told(error: Exception) -> LogyardError:
+    """Return what a client is told of a refusal. Not a name where it was caught: its traceback holds that frame, which
+    would hold it, and everything that the frame knows until a collection."""
+    return error if isinstance(error, LogyardError) else BadRequest(str(error))

@@ -86,21 +86,20 @@ class DiskFaults(Ground):
 
     def old_copy(self) -> None:
         """A node starts on an old copy of its directory."""
-        for number, (files, written) in sorted(self.old_files.items()):
-            if self._is_known(number, written):
+        for number, files in sorted(self.old_files.items()):
+            if self._is_known(number, copied=True):
                 self._other_files("D12.old_copy", (number, files))
                 return
         host = self.some()
         if host is not None and host.system is not None and not host.other:
-            written = host.system.wal.next_batch
             self.cluster.crash(host.number)
-            self.old_files[host.number] = deepcopy(host.files), written
+            self.old_files[host.number] = deepcopy(host.files)
             self.revive_later(host, 0.3)
             self.after(2.5, self.old_copy)
 
-    def _is_known(self, number: int, written: int = 0) -> bool:
-        """Whether every other node has met this process, stored that, and knows of more than `written` batches: what
-        nobody saw nobody can tell."""
+    def _is_known(self, number: int, copied: bool = False) -> bool:
+        """Whether every other node has met this process, stored that, and, where a copy of what it started on is to
+        take its place, knows of more batches than that had: what nobody saw nobody can tell."""
         own = self.cluster.system(number)
         if own is None or len(self.cluster.up) < len(self.cluster.hosts):
             return False
@@ -110,7 +109,7 @@ class DiskFaults(Ground):
                 number in known.fresh
                 or number not in known.known
                 or known.known[number].start != own.incarnation.origin.start
-                or (written and known.known[number].written <= written)
+                or (copied and not 0 < own.incarnation.origin.written < known.known[number].written)
             ):
                 return False
         return True

@@ -41,7 +41,7 @@ class Ground:
         # Nodes with another file system than theirs for a while: theirs.
         self.true_files: dict[int, FileSystem] = {}
         # Copies of directories, with the batches that each had.
-        self.old_files: dict[int, tuple[FileSystem, int]] = {}
+        self.old_files: dict[int, FileSystem] = {}
 
     def after(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> None:
         """Later in this round, if it is still on."""

@@ -43,6 +43,11 @@ async def refused(c: Cluster, number: int, by: Iterable[int]) -> str:
     return str(error)
 
 
+def known(c: Cluster, number: int) -> Origin:
+    """What a node knows of node 3."""
+    return c.system(number).incarnation.acquaintances.known[3]
+
+
 def stored(c: Cluster, number: int) -> dict[int, Origin]:
     """What a node has of the others in its meta store."""
     return meta_rows.peers(c.system(number).storage.meta_batch.meta.scan(meta_rows.PEER))
@@ -123,6 +128,62 @@ async def test_a_copy_taken_in_the_same_life_is_refused_by_what_was_durable_late
         await c.start(3)
         assert "batches and had" in await refused(c, 3, (1, 2))
         await c.crash(3)
+
+
+async def test_what_a_copy_wrote_while_nobody_heard_it_does_not_count(tmp_path: Path) -> None:
+    """Seed 100185 of the simulator: a copy that ended before anybody refused it had as many batches at its next start
+    as the lost life, and was believed."""
+    async with cluster(tmp_path) as c:
+        await c.lead(1)
+        await c.create("alone", [3], by=3)
+        group_commit = c.system(3).storage.group_commit
+        await until(lambda: group_commit.sealed and not group_commit.busy)
+        copy(c, 3, tmp_path / "copy")
+        await c.fill(1, 3, 100)
+        await c.applied()
+        written = c.system(3).vitals().written
+        for number in (1, 2):
+            await until(lambda number=number: known(c, number).written >= written)
+            await c.system(number).storage.meta_batch.commit(tuple)
+        for number in (1, 2, 3):
+            await c.crash(number)
+        await restore(c, 3, tmp_path / "copy")
+        for _ in range(2):
+            await c.start(3)
+            await c.leader("alone")
+            while c.system(3).wal.next_batch <= written + 10:
+                await c.append(3, [(b"", b"more")], "alone")
+            await c.crash(3)
+        await c.start(1)
+        await c.start(2)
+        await c.start(3)
+        assert "batches and had" in await refused(c, 3, (1, 2))
+        await c.crash(3)
+
+
+async def test_an_honest_node_that_was_alone_for_some_lives_is_believed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.create("alone", [3], by=3)
+        await c.fill(await c.leader(), 3, 100)
+        await c.applied()
+        for others in ((), (1, 2), (), (1, 2), (2,), (1,), (1, 2)):
+            for number in sorted(c.nodes):
+                await c.crash(number)
+            await c.start(3)
+            await c.leader("alone")
+            await c.append(3, [(b"", b"more")], "alone")
+            for number in others:
+                await c.start(number)
+                await until(lambda number=number: number in c.system(3).live and 3 in c.system(number).live)
+            await c.append(3, [(b"", b"more")], "alone")
+            told = c.system(3).vitals().written
+            if others:
+                # All that is durable counts again, and is known.
+                await until(lambda: c.system(3).vitals().written >= c.system(3).wal.next_batch)
+                await until(lambda number=others[-1]: known(c, number).written >= c.system(3).wal.next_batch)
+            else:
+                assert told < c.system(3).wal.next_batch
+        assert not c.failures
 
 
 async def test_what_is_known_of_the_others_outlives_a_restart_of_all(tmp_path: Path) -> None:

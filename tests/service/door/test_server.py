@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from contextlib import suppress
 
@@ -12,7 +13,7 @@ import trio.testing
 from logyard.client.aio import connect
 from logyard.engine.config import SystemConfig
 from logyard.protocol import wire
-from logyard.protocol.errors import BadRequest
+from logyard.protocol.errors import BadRequest, Refused
 from logyard.protocol.frame import Buffer, encode_frame
 from logyard.service.addresses import listen_address
 from logyard.service.door import server as rpc
@@ -168,6 +169,30 @@ async def test_before_hello_only_a_small_hello_may_come() -> None:
             frames = await raw.frames()
             assert [frame.type for frame in frames] in ([wire.ERROR], [])
             assert await raw.ended()
+
+
+async def test_a_refused_handshake_leaves_nothing_to_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error, kept by name, held the frame that its traceback holds, and that the connection: a node under load
+    freezes such knots, and strangers that were refused stayed for good."""
+
+    async def refuse(connection: rpc.Connection) -> None:
+        await trio.lowlevel.checkpoint()
+        raise Refused("no certificate")
+
+    monkeypatch.setattr(rpc.Connection, "_secure", refuse)
+    async with fake_cluster(1) as cluster:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                raw = await Raw.open(cluster, hello=False)
+                await raw.send(b"GET / HTTP/1.0\r\n\r\n")
+                assert await raw.ended()
+            await trio.testing.wait_all_tasks_blocked()
+            # Who accepts them has the last one by name.
+            assert len([one for one in gc.get_objects() if isinstance(one, rpc.Connection)]) <= 1
+        finally:
+            gc.enable()
 
 
 async def test_a_silent_stranger_is_closed() -> None:
