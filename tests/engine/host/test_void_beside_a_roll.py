@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,23 @@ from logyard.engine.disk.door import Disk
 from logyard.engine.repair import log_repair
 from logyard.protocol.errors import Corrupt, NoSpace
 
-from .cluster import KIB, cluster, until
+from .cluster import KIB, PATIENCE, cluster, until
 
 
-class Slow(Disk):
-    """A disk whose syncs take so long that a roll of the WAL is under way for a while."""
+class Held(Disk):
+    """A disk whose syncs in other threads wait for `go` while `holds()` says so."""
 
-    __slots__ = ()
+    __slots__ = ("holds", "go")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds: Callable[[], bool] = lambda: False
+        self.go = threading.Event()
 
     def datasync(self, fd: int) -> None:
-        """Sync, late."""
-        time.sleep(0.06)
+        """Sync, in time."""
+        if threading.current_thread() is not threading.main_thread() and self.holds():
+            assert self.go.wait(PATIENCE)
         super().datasync(fd)
 
 
@@ -35,7 +41,8 @@ async def test_a_repair_without_room_keeps_what_it_gave_up(
     """It looked the file up that was current, which nobody knows of from its roll by the thread to the end of that
     batch: what was left out of it was in no segment, and acknowledged records were gone after a restart."""
     monkeypatch.setattr(log_repair, "AGAIN_S", 600.0)
-    async with cluster(tmp_path, group="", payload_cache_bytes=0, disks={1: Slow()}) as c:
+    disk = Held()
+    async with cluster(tmp_path, group="", payload_cache_bytes=0, disks={1: disk}) as c:
         for name in ("a", "b"):
             await c.create(name)
             await c.lead(2, name)
@@ -58,8 +65,10 @@ async def test_a_repair_without_room_keeps_what_it_gave_up(
             refused.set()
             here = wal.current
             if rolls:
+                disk.holds = lambda: wal.current != here
                 nursery.start_soon(c.fill, 2, 24, 64 * KIB, "b")
-                await until(lambda: wal.current != here and here not in {one.file for one in unflushed.files()})
+                await until(disk.holds)
+                assert here not in {one.file for one in unflushed.files()}, "its roll is not known yet"
             raise NoSpace("no room for the meta store")
 
         async def voided(uid: int) -> tuple[int, Callable[[], None]]:
@@ -70,7 +79,11 @@ async def test_a_repair_without_room_keeps_what_it_gave_up(
             monkeypatch.setattr(storage.meta_batch, "commit", full)
             monkeypatch.setattr(logs, "void", voided)
             system.repair.log_repair.found(member, Corrupt("segment", 0, "64 readable bytes", "Input/output error"))
-            await until(taken_back.is_set, "what was given up is taken back")
+            await until(refused.is_set)
+            with trio.move_on_after(PATIENCE):
+                await taken_back.wait()
+            disk.go.set()
+            assert taken_back.is_set(), member.reason
         await until(lambda: not unflushed.backlog_files)
         await c.roll(1)
         await c.crash(1)

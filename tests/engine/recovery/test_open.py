@@ -121,7 +121,24 @@ def test_groups_come_from_their_rows_and_the_wal_and_deleted_ones_do_not(tmp_pat
     raft = again.members[7].raft
     assert [one.index for one in raft.entries] == [1, 2] and raft.hard_state == (2, 1, 1)
     assert again.told[-4:] == ["hard", "lost?", "shed", "tidy"], "what the WAL says goes with the next checkpoint"
-    assert again.incarnation.origin.written == again.wal.next_batch > 1
+    again.close()
+
+
+@pytest.mark.parametrize("unmet", [None, 1, 9])
+def test_what_a_life_wrote_that_no_other_node_knew_is_not_claimed(tmp_path: Path, unmet: int | None) -> None:
+    """`unmet`: the life that the row is of; another one's (a release that has no such row was here) means nothing."""
+    bench = Bench(tmp_path).run()
+    told = bench.incarnation.origin.written
+    row = None if unmet is None else unmet.to_bytes(8, "little") + told.to_bytes(8, "little")
+    bench.meta.commit([rows.group(SPEC), (meta_rows.UNMET, row)])
+    bench.wal.write([WalItem(7, hard_state=(2, 1, 1), entries=[build_plain(1, 2, COMMANDS, 0)])])
+    assert bench.incarnation.claim(bench.wal.next_batch) == told < bench.wal.next_batch
+    bench.incarnation.acquaintances.count()
+    assert bench.incarnation.claim(bench.wal.next_batch) == bench.wal.next_batch
+    bench.close()
+    again = Bench(tmp_path).run()
+    assert again.incarnation.origin.written == (told if unmet == 1 else again.wal.next_batch) > 0
+    assert again.meta.get(meta_rows.UNMET) is not None
     again.close()
 
 
