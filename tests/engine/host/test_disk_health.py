@@ -115,7 +115,10 @@ async def test_a_write_of_many_batches_is_alive_while_its_batches_get_done(tmp_p
 
 async def test_probes_are_counted_from_none(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, disk_probe_ms=60_000) as c:
-        assert c.system(1).host.disk_health.probes == 0
+        health = c.system(1).host.disk_health
+        for count in range(3):
+            assert health.probes == count
+            await trio.to_thread.run_sync(health._sync)
 
 
 @pytest.mark.parametrize("batch", range(4))

@@ -177,6 +177,9 @@ def test_a_truncated_segment_fails_entry_by_entry(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-HEAD_BYTES])
     reader = SegmentReader(Disk(), str(path))
     assert reader.damaged and len(reader.entries(7, 1, 200)) == 200
+    # Each row is whole, and something is wrong all the same: nobody may take the file for a good one.
+    (damage,) = reader.verify()
+    assert (damage.uid, damage.entry) == (0, 0) and "index" in damage.reason
     reader.close()
 
 

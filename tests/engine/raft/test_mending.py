@@ -78,6 +78,16 @@ def test_a_damaged_follower_is_brought_up_and_counts_again() -> None:
     assert network.leader() in (network[2], network[3]), "it votes"
 
 
+def test_a_leader_acts_on_a_damage_although_nothing_is_to_be_sent_at_once() -> None:
+    """The member says that it has more than the leader: there is no place to go on from, and nothing of it counts."""
+    network = Network(3)
+    leader = network.elect(1)
+    network.drain()
+    assert not leader.dirty and leader.pair is not None
+    leader.step(Message(DAMAGED, UID, 1, 3, leader.term, leader.log.last_index + 9, last=1, context=7))
+    assert leader.dirty and leader.pair is None and leader.progress[3].match == 0
+
+
 def test_a_damaged_leader_hears_of_its_successor() -> None:
     network = Network(3)
     network.elect(1)

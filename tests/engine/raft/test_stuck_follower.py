@@ -110,6 +110,17 @@ def test_one_that_should_be_the_last_to_lead_asks_at_once(link: bool) -> None:
     assert network[3].leader == 1 and network[1].term == 1
 
 
+@pytest.mark.parametrize("patience", [0, 6])
+def test_one_that_campaigns_late_asks_with_every_news_of_nodes(patience: int) -> None:
+    network = Network(3, limits=Limits(patience=patience))
+    host = network.hosts[3]
+    for _ in range(2):
+        host.live ^= {1}
+        host.raft.on_liveness()
+        asked = {message.to for message in network.said(3)}
+        assert asked == ({1, 2} if patience else set())
+
+
 def test_while_a_snapshot_is_under_way() -> None:
     network = Chased()
     network.see()

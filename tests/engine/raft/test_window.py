@@ -151,3 +151,11 @@ def test_what_frees_space_has_a_reserve_of_uncommitted_bytes() -> None:
     raft.propose(entry, urgent=True)
     with pytest.raises(Busy, match="uncommitted"):
         raft.propose(command(raft.log.last_index + 1, raft.term, bytes(300)), urgent=True)
+    # All of the reserve, and not a byte more.
+    index, left = raft.log.last_index + 1, 1300 - raft.uncommitted_bytes
+    empty = command(index, raft.term, b"")
+    exact = left - len(empty.data) - empty.body_bytes
+    with pytest.raises(Busy, match="uncommitted"):
+        raft.propose(command(index, raft.term, bytes(exact + 1)), urgent=True)
+    raft.propose(command(index, raft.term, bytes(exact)), urgent=True)
+    assert raft.uncommitted_bytes == 1300

@@ -14,7 +14,7 @@ import pytest
 
 from logyard.engine.disk.door import Disk
 from logyard.engine.disk.faulty import FaultyDisk
-from logyard.engine.log.manifest_files import HEAD, MAGIC, ManifestFiles
+from logyard.engine.log.manifest_files import HEAD, MAGIC, ManifestFiles, uid_of
 from logyard.engine.log.meta import HEADER_BYTES, MetaStore
 from logyard.engine.log.meta_copies import holds
 from logyard.engine.log.meta_rows import GroupRow, SnapshotRow, StateRow, chunk_key, group_key, snapshot_key
@@ -115,6 +115,22 @@ def outcomes(base: int) -> Iterator[tuple[tuple[str, str, str], int]]:
     for a, b, file in itertools.product(STATES, repeat=3):
         rows, kept = max(worth.get(a, 0), worth.get(b, 0)), worth.get(file, 0)
         yield (a, b, file), max(rows, kept if kept >= base else 0)
+
+
+def test_files_of_other_names_are_nobodys() -> None:
+    name = f"{UID:016x}.manifest"
+    assert uid_of(name) == UID
+    for other in (
+        name[1:],
+        f"0{name}",
+        name.upper(),
+        name[:16],
+        f"{name}.new",
+        f"-{name[1:]}",
+        f"{'g' * 16}.manifest",
+        "",
+    ):
+        assert uid_of(other) == 0, other
 
 
 @pytest.mark.parametrize("base", [0, OLD, OLD + 5], ids=["whole log", "log above the older", "log above both"])
