@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from logyard.protocol.errors import LogyardError, NotLeader, Unknown, UnknownGroup, WrongKind
+from logyard.protocol.errors import LogyardError, NotLeader, Unknown, WrongKind
 from logyard.protocol.frame import Buffer
 from logyard.protocol.pending import PendingReply
 from logyard.protocol.records import Page
@@ -24,7 +24,7 @@ from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
 from .runtime import Nursery, Runtime, running
-from .session import Pushed, Retry, Routes, backoff, outcome, unreachable
+from .session import Pushed, Retry, Routes, backoff, is_nowhere, not_found, outcome, unreachable
 from .session_keeper import SessionKeeper
 
 TIMEOUT_S = 30.0
@@ -42,8 +42,8 @@ class Network(AdminVerbs):
 
     __slots__ = (
         "runtime", "clock", "timeout", "retry", "window", "routes", "chance", "closed", "exactly_once", "sessions",
-        "kvs", "dial", "_nursery", "_links", "_down", "_lanes", "_wanted", "_locate_bell", "_clock_bell", "_held",
-        "_freed", "_started",
+        "kvs", "dial", "_nursery", "_links", "_down", "_lanes", "_wanted", "_locate_bell", "_lacking", "_clock_bell",
+        "_held", "_freed", "_started",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class Network(AdminVerbs):
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._wanted: dict[str, PendingReply[None]] = {}
         self._locate_bell = Bell(self.runtime)
+        # Of groups that no node had that was asked last: who did not answer.
+        self._lacking: dict[str, list[tuple[str, int]]] = {}
         self._clock_bell = Bell(self.runtime)
         self._held: set[Lane] = set()
         self._freed = self.runtime.lot()
@@ -312,14 +314,15 @@ class Network(AdminVerbs):
         """Ask node after node until every wanted group has a leader that can be reached."""
         names = list(self._wanted)[:LOCATE_NAMES]
         unknown = set(names)
-        all_answered = True
+        heard, unheard = 0, []
         for address in self._candidates():
             if not names:
                 break
             rows = await self._locate(address, names)
             if rows is None:
-                all_answered = False
+                unheard.append(address)
                 continue
+            heard += 1
             self.routes.located(rows)
             named = {row[0] for row in rows}
             # Whoever else does not have it: a group that one node names is there, with a leader or before it has one.
@@ -332,10 +335,11 @@ class Network(AdminVerbs):
             # Others have their turn: more may have no leader than are asked for at once.
             if name in self._wanted:
                 self._wanted[name] = self._wanted.pop(name)
-        unheard = [name for name in names if name in unknown] if all_answered else []
-        if unheard and not await self._hears_of_more():
-            for name in unheard:
-                self._tell(name, UnknownGroup(f"no group {name!r} on any node", retry="never"))
+        self._lacking = {name: unheard for name in names if name in unknown and unheard}
+        nowhere = [name for name in names if name in unknown and is_nowhere(name, heard, len(unheard))]
+        if nowhere and not await self._hears_of_more():
+            for name in nowhere:
+                self._tell(name, not_found(name, unheard))
 
     async def _hears_of_more(self) -> bool:
         """Ask which nodes there are; return whether that is more, or elsewhere, than this client knew. Who is to say
@@ -498,7 +502,10 @@ class Network(AdminVerbs):
             with self.runtime.scope(retry.deadline):
                 await wanted.wait(self.runtime.event)
             if not wanted.done:
-                raise NotLeader.told(f"{name}: no leader found in time")
+                lacking = self._lacking.get(name)
+                raise NotLeader.told(
+                    f"{name}: no leader found in time" if lacking is None else not_found(name, lacking).message
+                )
             self.routes.require(name, kind)
             link = self._link(self.routes.leader(name))
             if link is None:

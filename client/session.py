@@ -22,16 +22,21 @@ from logyard.protocol.errors import (
     NotLeader,
     SessionExpired,
     Unknown,
+    UnknownGroup,
     WrongIdentity,
     WrongKind,
     error_of,
 )  # fmt: skip
 from logyard.protocol.frame import FRAME_BYTES_MAX, Buffer
+from logyard.protocol.groups import coordinators
 from logyard.protocol.pending import FAILED, PendingReply
+from logyard.protocol.topics import TOPICS_LOG
 from logyard.protocol.wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, ProtocolError
 
 from .admin import Call, T
 
+COMMON = frozenset({TOPICS_LOG, *coordinators()})
+"""Groups that clients make, of several members, when they are first used."""
 BACKOFF_FIRST = 0.01
 BACKOFF_LAST = 0.25
 TLS_TRIES = 4
@@ -270,6 +275,21 @@ class Routes:
         if name in self.groups and error.retry != "same_session":
             uid, _, members = self.groups[name]
             self.groups[name] = (uid, error.leader if isinstance(error, NotLeader) else 0, members)
+
+
+def is_nowhere(name: str, unknown: int, unheard: int) -> bool:
+    """Return whether a group is nowhere that `unknown` nodes do not have, and no other one of those that answered,
+    where `unheard` did not. What has something in it is on two nodes at least, if it has several members: of such one
+    node that is down keeps nobody from making it anew."""
+    return not unheard or (name in COMMON and unheard == 1 < unknown)
+
+
+def not_found(name: str, unheard: Iterable[tuple[str, int]]) -> LogyardError:
+    """Return the error of a group that no node has that answers."""
+    those = ", ".join(f"{host}:{port}" for host, port in unheard)
+    if not those:
+        return UnknownGroup(f"no group {name!r} on any node", retry="never")
+    return UnknownGroup(f"no group {name!r} on any node that answers; {those} can't be reached", retry="never")
 
 
 def unreachable(address: tuple[str, int], why: object) -> LogyardError:

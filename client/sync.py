@@ -29,7 +29,7 @@ from .log import SESSION_TTL_S, close_call, open_call
 from .machine_sync import Machine
 from .queue_sync import Queue
 from .sequences import RENEW, STRUCK, Ticket, expired, final, new_number
-from .session import ATTEMPT_S, Pushed, Retry, Routes, outcome
+from .session import ATTEMPT_S, Pushed, Retry, Routes, is_nowhere, not_found, outcome
 from .sync_link import Connection
 from .sync_log import Log
 from .sync_session import SyncSession
@@ -441,13 +441,14 @@ class Yard(AdminVerbs, TopicVerbs):
             leader = self._routes.leader(name, kind)
             if leader in self._routes.addresses:
                 return self._routes.groups[name][0], self._routes.addresses[leader]
-        unknown = 0
+        unknown, unheard = 0, []
         everyone = self._everyone()
         self._chance.shuffle(everyone)
         for address in everyone:
             try:
                 connection = self._take(address, retry.deadline)
             except LogyardError:
+                unheard.append(address)
                 continue
             deadline = min(retry.deadline, time.monotonic() + 2.0)
             answer = connection.call("locate", {"names": [name]}, deadline)
@@ -457,7 +458,10 @@ class Yard(AdminVerbs, TopicVerbs):
                     self._routes.told(others.value.get("nodes"))
             self._give(connection, answer.was_cut)
             if answer.error is not None or not isinstance(answer.value, list):
-                unknown += isinstance(answer.error, UnknownGroup)
+                if isinstance(answer.error, UnknownGroup):
+                    unknown += 1
+                else:
+                    unheard.append(address)
                 continue
             with self._lock:
                 self._routes.located(answer.value)
@@ -467,6 +471,9 @@ class Yard(AdminVerbs, TopicVerbs):
                 if leader in self._routes.addresses:
                     return uid, self._routes.addresses[leader]
             unknown += not answer.value
-        if unknown == len(everyone) and not self._hears_of_more(everyone, retry.deadline):
-            raise UnknownGroup(f"no group {name!r} on any node", retry="never")
+        if unknown and unknown + len(unheard) == len(everyone):
+            if is_nowhere(name, unknown, len(unheard)) and not self._hears_of_more(everyone, retry.deadline):
+                raise not_found(name, unheard)
+            if unheard:
+                raise NotLeader.told(not_found(name, unheard).message)
         raise NotLeader.told(f"{name}: no leader known")

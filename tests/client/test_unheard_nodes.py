@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from logyard.client.network import Network
-from logyard.client.session import Retry, Routes
+from logyard.client.session import Retry, Routes, unreachable
 from logyard.client.sync import Yard
 from logyard.protocol.errors import NotLeader, UnknownGroup
 
@@ -26,11 +26,12 @@ class Net(Network):
         super().__init__(["a:1"], nobody, timeout=5.0, retry=True, window_bytes=1 << 20)
         self.routes.told(OLD)
         self.there = there
+        self.down = ""
         self.asked: list[str] = []
 
     async def _locate(self, address: tuple[str, int], names: list[str]) -> list[Any] | None:
         self.asked.append(address[0])
-        return []
+        return None if address[0] in self.down else []
 
     async def _ready(self, link: Any, deadline: float) -> Any:
         async def call(verb: str, values: Any, deadline: float) -> tuple[Any, bool]:
@@ -59,6 +60,26 @@ async def test_a_group_that_no_node_has_is_unknown() -> None:
     assert isinstance(wanted.error, UnknownGroup)
 
 
+# Which nodes are down, and which groups no node can have then: those that are made with several members.
+DOWN = [("", {"_groups-0", "_topics", "log"}), ("b", {"_groups-0", "_topics"}), ("bc", set()), ("abc", set())]
+
+
+@pytest.mark.parametrize(("down", "nowhere"), DOWN)
+async def test_one_node_that_is_down_keeps_nobody_from_making_a_coordinator(down: str, nowhere: set[str]) -> None:
+    """A new consumer group read nothing for as long as one of three nodes was down."""
+    net = Net(OLD)
+    net.down = down
+    wanted = {name: net._want(name) for name in ("_groups-0", "_topics", "log")}
+    for _ in range(3):
+        await net._locate_round()
+    found = {name: one.error for name, one in wanted.items() if one.error is not None}
+    assert found.keys() == nowhere and all(isinstance(error, UnknownGroup) for error in found.values())
+    assert all(("b:1" in str(error)) == bool(down) for error in found.values())
+    if down in ("b", "bc"):
+        with pytest.raises(NotLeader, match=r"no group .log. on any node that answers; .*b:1.* can.t be reached"):
+            await net._leader_link("log", Retry(net.clock(), random.Random(1), False))
+
+
 class Blocking(Yard):
     """The same for the blocking client."""
 
@@ -67,9 +88,13 @@ class Blocking(Yard):
         self._routes, self._idle = Routes(["a:1"]), {}
         self._routes.told(OLD)
         self.there = there
+        self.down = ""
         self.asked: list[str] = []
 
     def _take(self, address: tuple[str, int], deadline: float) -> Any:
+        if address[0] in self.down:
+            raise unreachable(address, "refused")
+
         def call(verb: str, values: Any, deadline: float) -> Any:
             self.asked.append(f"{verb} {address[0]}")
             return SimpleNamespace(error=None, value={"nodes": self.there} if verb == "cluster" else [], was_cut=False)
@@ -87,6 +112,17 @@ def test_the_blocking_client_asks_them_as_well() -> None:
     with pytest.raises(UnknownGroup):
         yard._leader("_groups.0", retry)
     assert "locate d" in yard.asked and yard.asked.count("locate a") == 2
+
+
+@pytest.mark.parametrize("name", ["_groups-0", "_topics", "log"])
+@pytest.mark.parametrize(("down", "nowhere"), DOWN)
+def test_nor_does_it_with_the_blocking_client(down: str, nowhere: set[str], name: str) -> None:
+    yard, retry = Blocking(OLD), Retry(time.monotonic() + 9, random.Random(1), False)
+    yard.down = down
+    with pytest.raises(UnknownGroup if name in nowhere else NotLeader) as raised:
+        yard._leader(name, retry)
+    if down in ("b", "bc"):
+        assert all(f"{node}:1" in str(raised.value) for node in down), "it names whom it could not ask"
 
 
 async def test_groups_without_a_leader_do_not_keep_others_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:
