@@ -39,12 +39,13 @@ class Progress:
     carries no entries, because nothing says that the last ones were lost. `probed` is what the probe under way carries,
     in bytes; `window` is shared by all groups with a member on that node. `round`: the member on that node is damaged
     and says so under this number (0: it is sound); then `match` counts for sending only, and `fence` is the index from
-    which on it counts again, -1 while none is confirmed (`mending`).
+    which on it counts again, -1 while none is confirmed (`mending`). `failed`: so did a transfer of a snapshot, and
+    nothing was asked since: what is refused now is no answer to a probe.
     """
 
     __slots__ = (
         "match", "next", "state", "paused", "hollow", "waited", "told", "commit", "inflight", "inflight_bytes",
-        "probed", "window", "round", "fence",
+        "probed", "window", "round", "fence", "failed",
     )  # fmt: skip
 
     def __init__(self, next_index: int, window: Window) -> None:
@@ -62,12 +63,13 @@ class Progress:
         self.inflight_bytes = 0
         self.round = 0
         self.fence = -1
+        self.failed = False
 
     def probe(self, next_index: int, *, hollow: bool = False) -> None:
         """Ask anew from `next_index`: nothing that was sent is taken for received."""
         self.state = PROBE
         self.next = max(next_index, 1)
-        self.paused = False
+        self.paused = self.failed = False
         self.hollow = hollow
         self.waited = 0
         self.told = 0

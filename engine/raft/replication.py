@@ -135,6 +135,7 @@ def send_probe(raft: Raft, node: int, progress: Progress) -> None:
     first = progress.next
     prev_term = log.term(first - 1)
     progress.paused = True
+    progress.failed = False
     progress.waited = 0
     if prev_term is None:
         progress.state = SNAPSHOTTING
@@ -250,7 +251,7 @@ def _on_reject(raft: Raft, m: Message, progress: Progress) -> None:
     if progress.state == REPLICATE:
         if m.index <= progress.match:
             return
-    elif m.index != progress.next - 1:
+    elif progress.failed or m.index != progress.next - 1:
         return
     hint = min(m.context, m.index)
     if m.log_term > 0:

@@ -29,7 +29,7 @@ def sent(raft: Raft, node: int, index: int, ok: bool) -> None:
         # Not at once: what made it fail may last. Then from the end: the follower may have the entries itself, and says
         # where the logs meet.
         progress.probe(raft.log.last_index + 1)
-        progress.paused = True
+        progress.paused = progress.failed = True
     raft.dirty = True
 
 
