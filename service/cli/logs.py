@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -18,7 +19,7 @@ import click
 
 from .as_text import shown, text_of
 from .output import Output, bytes_text, json_option
-from .payloads import Source, append_source, complete, input_records, write_payload
+from .payloads import Source, append_source, complete, input_records, whole_file, write_payload
 from .values import since_option
 
 if TYPE_CHECKING:
@@ -423,10 +424,14 @@ def read(
         log = yard.log(name)
         start = start if since is None else log.seek(since, node=node)
         binary: BinaryIO | None = sys.stdout.buffer if raw else None
+        metadata_only = metadata_only or body_to is not None
+        found = pages(yard, name, start, stop, count, follow, node, raw or not metadata_only)
         if body_to is not None:
-            binary = stack.enter_context(body_to.open("wb"))
-            metadata_only = True
-        for record, answered in pages(yard, name, start, stop, count, follow, node, raw or not metadata_only):
+            # Nothing is opened before the first answer: an unknown log, say, leaves the file as it is.
+            found = chain([*islice(found, 1)], found)
+            # Ctrl-C is how most that follow end, and what came is theirs.
+            binary = stack.enter_context(body_to.open("wb") if follow else whole_file(body_to))
+        for record, answered in found:
             if binary is not None:
                 write_payload(log, record, answered, binary)
             else:

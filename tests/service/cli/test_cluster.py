@@ -16,12 +16,14 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from click.testing import CliRunner
 
-from logyard.client.sync import connect_sync
+from logyard.client.sync import Log, connect_sync
+from logyard.protocol.errors import Gone
+from logyard.protocol.records import Record
 from logyard.service import local_cluster
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
@@ -257,6 +259,41 @@ def test_payloads_of_any_size_stream_in_and_out(
         text=True,
     )
     assert line.stdout.startswith("0\tm\t")
+
+
+def test_a_file_is_kept_until_all_payloads_came(
+    ask: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("before")
+    kept.chmod(0o640)
+    (tmp_path / "link").symlink_to(kept)
+    ask("create", "streamed")
+    ask("append", "streamed", text="one\ntwo\n")
+    for words, error in ((["nowhere"], "unknown_group"), (["streamed", "--from", "7"], "out_of_range")):
+        for name in ("kept", "new"):
+            for more in ([], ["--follow", "--count", "1"]):
+                found = ask("read", *words, "--body-to", str(tmp_path / name), *more, code=1)
+                assert found["error"]["code"] == error
+    assert kept.read_text() == "before" and len(list(tmp_path.iterdir())) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("logyard.service.cli.logs.write_payload", half_a_payload)
+        assert ask("read", "streamed", "--body-to", str(kept), code=1)["error"]["code"] == "gone"
+    assert kept.read_text() == "before" and len(list(tmp_path.iterdir())) == 2
+    ask("read", "streamed", "--body-to", str(tmp_path / "link"))
+    assert kept.read_text() == "onetwo" and kept.stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "link").is_symlink() and len(list(tmp_path.iterdir())) == 2
+    ask("read", "streamed", "--body-to", "/dev/null")
+    assert Path("/dev/null").is_char_device()
+    ask("read", "streamed", "--body-to", str(kept), "--follow", "--count", "1")
+    assert kept.read_text() == "one"
+    ask("delete", "streamed", "--yes")
+
+
+def half_a_payload(_log: Log, _record: Record, _node: int | None, out: BinaryIO) -> None:
+    """What a transfer does that is cut."""
+    out.write(b"o")
+    raise Gone("cut")
 
 
 def test_looking_after_the_cluster(ask: Callable[..., dict[str, Any]]) -> None:
