@@ -225,17 +225,19 @@ def list_logs(prefix: str, servers: list[str], output: Output) -> None:
 
 @click.command()
 @click.argument("name")
+@click.option("--node", type=click.IntRange(min=1), help="As this member has it, led or not (default: the leader).")
 @servers_option
 @json_option
-def describe(name: str, servers: list[str], output: Output) -> None:
+def describe(name: str, node: int | None, servers: list[str], output: Output) -> None:
     """Show everything known of one log: members, leader, range, state and why it stopped, if it did.
 
     \b
-    Example:
+    Examples:
       logyard describe orders
+      logyard describe orders --node 2
     """
     with opened(servers) as yard:
-        found = yard.describe(name)
+        found = yard.describe(name, node)
     output.table(name, ("field", "value"), sorted(found.items()))
     output.result({"ok": True, **found})
 

@@ -313,6 +313,19 @@ def test_looking_after_the_cluster(ask: Callable[..., dict[str, Any]]) -> None:
     assert reach(lambda: ask("members", "kept")["leader"] == target)
 
 
+def test_a_log_is_described_as_one_member_has_it(ask: Callable[..., dict[str, Any]]) -> None:
+    ask("create", "seen", "--members", "1,2")
+    ask("append", "seen", text="one\n")
+    leader = ask("describe", "seen")["leader"]
+    for node in (1, 2):
+        assert reach(lambda node=node: ask("describe", "seen", "--node", str(node))["end"] == 1)
+        found = ask("describe", "seen", "--node", str(node))
+        assert found["node"] == node and found["role"] == ("leader" if node == leader else "follower")
+    assert ask("describe", "seen", "--node", "3", code=1)["error"]["code"] == "unknown_group"
+    assert "node 9" in ask("describe", "seen", "--node", "9", code=1)["error"]["message"]
+    ask("delete", "seen", "--yes")
+
+
 def test_errors_are_typed_and_leave_one_line(ask: Callable[..., dict[str, Any]]) -> None:
     assert ask("describe", "absent", code=1)["error"]["code"] == "unknown_group"
     assert ask("truncate", "absent", "--before", "1", code=1)["error"]["code"] == "unknown_group"
