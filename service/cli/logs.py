@@ -249,19 +249,35 @@ def describe(name: str, node: int | None, servers: list[str], output: Output) ->
 @servers_option
 @json_option
 def delete(names: tuple[str, ...], yes: bool, force_on: int | None, servers: list[str], output: Output) -> None:
-    """Delete logs with everything in them, on every member. Asks first on a terminal.
+    """Delete logs with everything in them, on every member. Asks first on a terminal. One that fails does not keep the
+    others; exit 1 if any did.
 
     \b
     Example:
       logyard delete orders --yes
       logyard delete orders --yes --force-on 1
     """
+    from logyard.protocol.errors import LogyardError
+
     if not yes and sys.stdin.isatty():
         click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
+    deleted: list[str] = []
+    failed: dict[str, dict[str, str]] = {}
     with opened(servers) as yard:
-        for name in names:
-            yard.delete(name, force_on)
-    output.result({"ok": True, "deleted": list(names)}, f"deleted {', '.join(names)}")
+        for name in dict.fromkeys(names):
+            try:
+                yard.delete(name, force_on)
+            except LogyardError as error:
+                if len(names) == 1:
+                    raise
+                failed[name] = {"code": error.code, "message": error.message}
+                click.echo(f"error: {name}: {error}", err=True)
+            else:
+                deleted.append(name)
+    # `error`, as of every command that fails: the first.
+    first = {"error": next(iter(failed.values()))} if failed else {}
+    fields = {"ok": not failed, **first, "deleted": deleted, "failed": failed}
+    output.result(fields, f"deleted {', '.join(deleted)}" if deleted else None)
 
 
 @click.command()

@@ -326,6 +326,19 @@ def test_a_log_is_described_as_one_member_has_it(ask: Callable[..., dict[str, An
     ask("delete", "seen", "--yes")
 
 
+def test_a_deletion_says_what_went_and_what_did_not(ask: Callable[..., dict[str, Any]], cluster: LocalCluster) -> None:
+    ask("create", "first", "second")
+    found = ask("delete", "first", "absent", "second", "first", "--yes", code=1)
+    assert found["deleted"] == ["first", "second"] and list(found["failed"]) == ["absent"]
+    assert found["failed"]["absent"]["code"] == "unknown_group" and found["error"] == found["failed"]["absent"]
+    assert ask("delete", "absent", "--yes", code=1) == {"ok": False, "error": found["error"]}
+    ask("create", "first")
+    words = ["delete", "absent", "first", "--yes", "--servers", cluster.addresses[0]]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 1 and done.stdout == "deleted first\n"
+    assert done.stderr == f"error: absent: {found['error']['message']}\n"
+
+
 def test_errors_are_typed_and_leave_one_line(ask: Callable[..., dict[str, Any]]) -> None:
     assert ask("describe", "absent", code=1)["error"]["code"] == "unknown_group"
     assert ask("truncate", "absent", "--before", "1", code=1)["error"]["code"] == "unknown_group"
