@@ -376,6 +376,16 @@ def test_a_second_process_on_the_directory_is_refused(cluster: LocalCluster) -> 
     assert "Traceback" not in done.stderr
 
 
+def test_a_second_cluster_on_the_directory_says_why_and_nothing_of_before(cluster: LocalCluster) -> None:
+    log = cluster.nodes[1].log_path
+    with log.open("a") as file:
+        file.write("an old line\n")
+    second = LocalCluster(cluster.directory, 3)
+    with second, pytest.raises(ClusterFailed, match=r"ended with code 1 at start:\n.*is in use by process") as caught:
+        second.start()
+    assert "old line" not in str(caught.value) and "old line" in log.read_text()
+
+
 def free_range(count: int) -> int:
     """The first of so many ports that are free now: tests run beside each other."""
     while True:
