@@ -18,6 +18,8 @@ import msgpack
 from .errors import BadRequest
 
 TEXT_MAX = 256
+NAME_MAX = 128
+"""Of a group; the engine also says of which characters."""
 NUMBER_MAX = (1 << 63) - 1
 UID_MAX = (1 << 64) - 1
 WAIT_S_MAX = 60.0
@@ -116,12 +118,12 @@ class Verb:
         return found
 
 
-def text(name: str, default: str | None = None) -> Field:
+def text(name: str, default: str | None = None, *, most: int = TEXT_MAX) -> Field:
     """Take a text."""
-    takes = f"a text of 1 to {TEXT_MAX} characters"
+    takes = f"a text of 1 to {most} characters"
 
     def check(value: Any) -> str:
-        if isinstance(value, str) and value and len(value) <= TEXT_MAX:
+        if isinstance(value, str) and value and len(value) <= most:
             return value
         raise BadRequest(f"{name} is {takes}")
 
@@ -308,7 +310,7 @@ def optional(field: Field) -> Field:
     return field._replace(optional=True)
 
 
-NAME = text("name")
+NAME = text("name", most=NAME_MAX)
 SESSION = number("session", least=1)
 EPOCH = number("producer", least=1), number("incarnation", least=1), number("epoch")
 AS_LEADER = text("consistency", "leader")

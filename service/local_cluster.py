@@ -48,9 +48,10 @@ class ClusterFailed(Exception):
 
 
 class LocalNode:
-    """One node process. `process` is None while it is not running; `pids` lists every process it ever had."""
+    """One node process. `process` is None while it is not running; `pids` lists every process it ever had;
+    `log_start` is where the last one's words begin in the log."""
 
-    __slots__ = ("client_address", "directory", "node_id", "peer_address", "pids", "process")
+    __slots__ = ("client_address", "directory", "log_start", "node_id", "peer_address", "pids", "process")
 
     def __init__(self, node_id: int, directory: Path, client_address: str, peer_address: str) -> None:
         self.node_id = node_id
@@ -59,6 +60,7 @@ class LocalNode:
         self.peer_address = peer_address
         self.process: subprocess.Popen[bytes] | None = None
         self.pids: list[int] = []
+        self.log_start = 0
 
     @property
     def config_path(self) -> Path:
@@ -79,6 +81,7 @@ class LocalNode:
         """Start its process."""
         assert self.process is None
         with self.log_path.open("ab") as log:
+            self.log_start = log.tell()
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -98,10 +101,12 @@ class LocalNode:
         self.process = None
 
     def log_tail(self) -> str:
-        """Return the last lines of the log, for an error message."""
+        """Return the last lines of the last start in the log, for an error message."""
         if not self.log_path.exists():
             return "(no log)"
-        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with self.log_path.open("rb") as log:
+            log.seek(self.log_start)
+            lines = log.read().decode("utf-8", "replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty log)"
 
 

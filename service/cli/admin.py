@@ -17,6 +17,7 @@ import click
 
 from .. import status_watch
 from .logs import opened, servers_option
+from .members import check_node
 from .output import EXIT_FAILED, Output, bytes_text, json_option, plain
 
 SCRUB_LOOK_S = 0.1
@@ -214,6 +215,8 @@ def leaders(names: tuple[str, ...], node: int | None, rows: int, servers: list[s
     """
     with opened(servers) as yard:
         board, missing = yard.leaders()
+        if node is not None:
+            check_node(node, yard.nodes(), board)
     # A dead node's own leaderships are its followers' last news until they elect another.
     counts = Counter(row.leader for row in board)
     shown = [row for row in board if (not names or row.name in names) and node in (None, row.leader)]

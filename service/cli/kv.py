@@ -19,10 +19,13 @@ from .logs import members_option, opened, servers_option
 from .output import Output, json_option
 
 if TYPE_CHECKING:
-    from logyard.protocol.kv import Changes, KeyValue, Operation, Result
+    from logyard.protocol.kv import Changes, Compare, KeyValue, Operation, Result
 
 STALE = click.option("--stale", is_flag=True, help="Whatever the leader has applied, without asking the others.")
 PREFIX = click.option("--prefix", is_flag=True, help="All keys that begin with KEY ('' for all).")
+TXN_KEYS = ("compare", "then", "else")
+SHOWN = 60
+"""Characters of JSON that an error repeats."""
 END = click.option("--end", help="Keys from KEY up to, but without, this one.")
 
 
@@ -216,19 +219,15 @@ def txn(name: str, servers: list[str], output: Output) -> None:
     Example:
       echo '{"compare": [["a", "version", "=", 0]], "then": [["put", "a", "1"]]}' | logyard kv txn settings
     """
-    from logyard.protocol.kv import Compare
-
     try:
         asked = json.load(sys.stdin)
-        compares = [
-            Compare(data_of(key), target, relation, data_of(operand) if target == "value" else operand)
-            for key, target, relation, operand in asked.get("compare", ())
-        ]
-        then, otherwise = ([operation_of(one) for one in asked.get(branch, ())] for branch in ("then", "else"))
-    except (ValueError, TypeError, AttributeError, IndexError) as error:
+        compare, then, otherwise = lists_of(asked)
+        compares = [compare_of(one) for one in compare]
+        operations = [[operation_of(one) for one in branch] for branch in (then, otherwise)]
+    except ValueError as error:
         raise click.UsageError(f"standard input is no transaction: {error}") from None
     with opened(servers) as yard:
-        done = yard.kv(name).txn(compares, then, otherwise)
+        done = yard.kv(name).txn(compares, *operations)
     fields = {"ok": True, "kv": name, "revision": done.revision, "succeeded": done.succeeded}
     results = [result_fields(one) for one in done.results]
     if not output.json_wanted:
@@ -237,6 +236,32 @@ def txn(name: str, servers: list[str], output: Output) -> None:
             for kv in getattr(one, "kvs", ()):
                 click.echo(line_of(kv))
     output.result({**fields, "results": results})
+
+
+def lists_of(asked: object) -> list[list[Any]]:
+    """Return what a transaction's JSON has under each of its keys. Raises ValueError."""
+    there_are = f"a transaction is an object with the keys {', '.join(TXN_KEYS)}"
+    if not isinstance(asked, dict):
+        raise ValueError(f"{json.dumps(asked)[:SHOWN]} is no object: {there_are}")
+    if unknown := [key for key in asked if key not in TXN_KEYS]:
+        raise ValueError(f"unknown key {', '.join(map(repr, unknown))}: {there_are}")
+    found = [asked.get(key, []) for key in TXN_KEYS]
+    for key, value in zip(TXN_KEYS, found, strict=True):
+        if not isinstance(value, list):
+            raise ValueError(f"{key} is no list: {json.dumps(value)[:SHOWN]}")
+    return found
+
+
+def compare_of(given: object) -> Compare:
+    """Return one compare of a transaction's JSON. Raises ValueError."""
+    from logyard.protocol.kv import Compare
+
+    match given:
+        case [str(key), "value", str(relation), str(operand)]:
+            return Compare(data_of(key), "value", relation, data_of(operand))
+        case [str(key), str(target), str(relation), int(operand)] if target != "value":
+            return Compare(data_of(key), target, relation, operand)
+    raise ValueError(f'{given!r} is not [key, "value", relation, text] or [key, target, relation, number]')
 
 
 def operation_of(given: Sequence[Any]) -> Operation:

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -18,7 +19,7 @@ import click
 
 from .as_text import shown, text_of
 from .output import Output, bytes_text, json_option
-from .payloads import Source, append_source, complete, input_records, write_payload
+from .payloads import Source, append_source, complete, input_records, whole_file, write_payload
 from .values import since_option
 
 if TYPE_CHECKING:
@@ -224,17 +225,19 @@ def list_logs(prefix: str, servers: list[str], output: Output) -> None:
 
 @click.command()
 @click.argument("name")
+@click.option("--node", type=click.IntRange(min=1), help="As this member has it, led or not (default: the leader).")
 @servers_option
 @json_option
-def describe(name: str, servers: list[str], output: Output) -> None:
+def describe(name: str, node: int | None, servers: list[str], output: Output) -> None:
     """Show everything known of one log: members, leader, range, state and why it stopped, if it did.
 
     \b
-    Example:
+    Examples:
       logyard describe orders
+      logyard describe orders --node 2
     """
     with opened(servers) as yard:
-        found = yard.describe(name)
+        found = yard.describe(name, node)
     output.table(name, ("field", "value"), sorted(found.items()))
     output.result({"ok": True, **found})
 
@@ -246,19 +249,35 @@ def describe(name: str, servers: list[str], output: Output) -> None:
 @servers_option
 @json_option
 def delete(names: tuple[str, ...], yes: bool, force_on: int | None, servers: list[str], output: Output) -> None:
-    """Delete logs with everything in them, on every member. Asks first on a terminal.
+    """Delete logs with everything in them, on every member. Asks first on a terminal. One that fails does not keep the
+    others; exit 1 if any did.
 
     \b
     Example:
       logyard delete orders --yes
       logyard delete orders --yes --force-on 1
     """
+    from logyard.protocol.errors import LogyardError
+
     if not yes and sys.stdin.isatty():
         click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
+    deleted: list[str] = []
+    failed: dict[str, dict[str, str]] = {}
     with opened(servers) as yard:
-        for name in names:
-            yard.delete(name, force_on)
-    output.result({"ok": True, "deleted": list(names)}, f"deleted {', '.join(names)}")
+        for name in dict.fromkeys(names):
+            try:
+                yard.delete(name, force_on)
+            except LogyardError as error:
+                if len(names) == 1:
+                    raise
+                failed[name] = {"code": error.code, "message": error.message}
+                click.echo(f"error: {name}: {error}", err=True)
+            else:
+                deleted.append(name)
+    # `error`, as of every command that fails: the first.
+    first = {"error": next(iter(failed.values()))} if failed else {}
+    fields = {"ok": not failed, **first, "deleted": deleted, "failed": failed}
+    output.result(fields, f"deleted {', '.join(deleted)}" if deleted else None)
 
 
 @click.command()
@@ -423,10 +442,14 @@ def read(
         log = yard.log(name)
         start = start if since is None else log.seek(since, node=node)
         binary: BinaryIO | None = sys.stdout.buffer if raw else None
+        metadata_only = metadata_only or body_to is not None
+        found = pages(yard, name, start, stop, count, follow, node, raw or not metadata_only)
         if body_to is not None:
-            binary = stack.enter_context(body_to.open("wb"))
-            metadata_only = True
-        for record, answered in pages(yard, name, start, stop, count, follow, node, raw or not metadata_only):
+            # Nothing is opened before the first answer: an unknown log, say, leaves the file as it is.
+            found = chain([*islice(found, 1)], found)
+            # Ctrl-C is how most that follow end, and what came is theirs.
+            binary = stack.enter_context(body_to.open("wb") if follow else whole_file(body_to))
+        for record, answered in found:
             if binary is not None:
                 write_payload(log, record, answered, binary)
             else:

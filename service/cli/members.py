@@ -8,7 +8,7 @@ Registered by `service.cli.root`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -139,9 +139,10 @@ class Work(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """The cluster as its nodes' tables have it, and who may be given leaderships."""
+    """The cluster as its nodes' tables have it, and who may be given leaderships. `nodes` have an address."""
 
     yard: Yard
+    nodes: Sequence[int]
     board: Sequence[Standing]
     missing: Sequence[int]
     targets: Targets
@@ -160,8 +161,9 @@ def on_cluster(servers: Sequence[str], act: Callable[[Cluster], Awaitable[dict[s
     async def run() -> dict[str, Any]:
         async with connect(servers, timeout=timeout, tls=tls) as yard:
             board, missing = await yard.leaders()
-            live = [node for node in await yard.nodes() if node not in missing]
-            fields = await act(Cluster(yard, board, missing, Targets((row.leader for row in board), live)))
+            nodes = await yard.nodes()
+            live = [node for node in nodes if node not in missing]
+            fields = await act(Cluster(yard, nodes, board, missing, Targets((row.leader for row in board), live)))
             return {**fields, "missing": list(missing)}
 
     return trio.run(run)
@@ -207,12 +209,34 @@ def conclude(work: Work, action: str, fields: dict[str, Any]) -> None:
     work.output.result({"action": action, **fields}, text)
 
 
-def change_members(work: Work, action: str, goal: Goal) -> None:
-    """Run one verb of the group, whole."""
+def check_node(node: int, nodes: Iterable[int], board: Iterable[Standing]) -> None:
+    """Refuse a number that no node has. One that is gone for good, also from the addresses, is known by its logs."""
+    from logyard.protocol.errors import Refused
+
+    known = {*nodes, *(each for row in board for each in (row.leader, *row.members) if each)}
+    if node not in known:
+        raise Refused(f"node {node} is not known: there are nodes {', '.join(map(str, sorted(known)))}")
+
+
+def check_member(node: int, names: Collection[str], board: Iterable[Standing]) -> None:
+    """Refuse a node that none of the named logs has. Where one of them has it the others need nothing: the same command
+    goes on where it was stopped."""
+    from logyard.protocol.errors import Refused
+
+    found = {row.name: row.members for row in board if row.name in names}
+    if found.keys() == {*names} and not any(node in members for members in found.values()):
+        raise Refused(f"node {node} is no member of {', '.join(sorted(found))}")
+
+
+def change_members(
+    work: Work, action: str, goal: Goal, check: Callable[[Cluster], object] = lambda _cluster: None
+) -> None:
+    """Run one verb of the group, whole; nothing is done where `check` raises."""
     if bool(work.names) == work.everything:
         raise click.UsageError("name the logs, or give --all for all that it concerns")
 
     async def act(cluster: Cluster) -> dict[str, Any]:
+        check(cluster)
         return await pursue(cluster, work, goal, action)
 
     conclude(work, action, on_cluster(work.servers, act))
@@ -264,7 +288,10 @@ def promote(
     """
     from ..admin.plan import Promote
 
-    change_members(Work(names, everything, pace, servers, output), f"promote node {node}", Promote(node))
+    def check(cluster: Cluster) -> None:
+        check_node(node, cluster.nodes, cluster.board)
+
+    change_members(Work(names, everything, pace, servers, output), f"promote node {node}", Promote(node), check)
 
 
 @members.command("remove")
@@ -281,7 +308,13 @@ def remove(names: tuple[str, ...], everything: bool, node: int, pace: Pace, serv
     """
     from ..admin.plan import Remove
 
-    change_members(Work(names, everything, pace, servers, output), f"remove node {node}", Remove(node))
+    def check(cluster: Cluster) -> None:
+        if names:
+            check_member(node, names, cluster.board)
+        else:
+            check_node(node, cluster.nodes, cluster.board)
+
+    change_members(Work(names, everything, pace, servers, output), f"remove node {node}", Remove(node), check)
 
 
 @members.command("replace")
@@ -306,8 +339,12 @@ def replace(
 
     if old == new:
         raise click.UsageError("--node and --with are the same node")
+
+    def check(cluster: Cluster) -> None:
+        check_node(old, cluster.nodes, cluster.board)
+
     work = Work(names, everything or not names, pace, servers, output)
-    change_members(work, f"replace node {old} with {new}", Replace(old, new, joint=True))
+    change_members(work, f"replace node {old} with {new}", Replace(old, new, joint=True), check)
 
 
 @click.command()
@@ -333,6 +370,7 @@ def drain(node: int, memberships: bool, new: int | None, pace: Pace, servers: li
     work = Work((), True, pace, servers, output)
 
     async def act(cluster: Cluster) -> dict[str, Any]:
+        check_node(node, cluster.nodes, cluster.board)
         # The node that is emptied gets nothing new.
         cluster.targets.counts.pop(node, None)
         fields = await pursue(cluster, work, Leave(node), f"leaderships off node {node}")

@@ -6,8 +6,12 @@ that help and completion stay quick. Called by `service.cli.logs`.
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
@@ -69,6 +73,26 @@ def write_payload(log: Log, record: Record, node: int | None, out: BinaryIO) -> 
         for piece in log.body_pieces(record.offset, 0, record.size, node=node):
             out.write(piece)
     out.flush()
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that has its name only when the block ends well: before, what was there stays. A pipe or a device
+    is written as it is."""
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    path = path.resolve()
+    part = path.with_name(f".logyard-{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb") as file:
+            yield file
+        if path.exists():
+            shutil.copymode(path, part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def complete(log: Log, record: Record, node: int | None, preview: bool) -> Record:

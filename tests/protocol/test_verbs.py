@@ -11,6 +11,7 @@ import pytest
 
 from logyard.client import admin, log, scans
 from logyard.client.admin import Call
+from logyard.engine.host.groups import check_name
 from logyard.protocol.errors import BadRequest
 from logyard.protocol.frame import Epoch
 from logyard.protocol.verbs import (
@@ -117,6 +118,19 @@ def test_bounds() -> None:
     for ranges in ([], [["a", 0, 0, 0]] * 2):
         with pytest.raises(BadRequest, match=r"^range is one list"):
             VERBS["audit"].take({"range": ranges, "max_bytes": 1})
+
+
+def test_a_name_has_the_length_that_the_engine_takes() -> None:
+    check_name("a" * 128)
+    specs = [{"name": "a" * 128, "members": [1]}]
+    assert VERBS["create"].take({"specs": specs})[0][0]["name"] == "a" * 128
+    for name in ("", "a" * 129):
+        with pytest.raises(BadRequest, match="1 to 128 "):
+            check_name(name)
+        with pytest.raises(BadRequest, match="name is a text of 1 to 128 characters"):
+            VERBS["create"].take({"specs": [{"name": name, "members": [1]}]})
+        with pytest.raises(BadRequest, match="name is a text of 1 to 128 characters"):
+            VERBS["describe"].take({"name": name})
 
 
 CALLS: list[Call[Any]] = [

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from logyard.client.board import Standing
 from logyard.client.sync import Yard, connect_sync
-from logyard.protocol.errors import UnknownGroup
+from logyard.protocol.errors import Refused, UnknownGroup
+from logyard.service.cli.members import check_node
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster
 from tests.service.cli.test_cluster import reach
@@ -145,6 +146,41 @@ def test_adding_promoting_and_removing(ask: Ask, yard: Yard) -> None:
     assert voters(yard, "one") == {(1, 3, 4)}
     assert ask("members", "promote", names[0], "--node", "2", code=1)["failed"] == 1
     assert ask("members", "absent", code=1)["error"]["code"] == "unknown_group"
+
+
+def test_a_node_that_there_is_not_is_refused_by_its_number(ask: Ask, yard: Yard) -> None:
+    names = make(yard, "typo", 2)
+    for words in (
+        ("drain", "--node", "9"),
+        ("drain", "--node", "9", "--members", "--with", "4"),
+        ("leaders", "--node", "9"),
+        ("members", "replace", "--node", "9", "--with", "4"),
+        ("members", "replace", names[0], "--node", "9", "--with", "4"),
+        ("members", "remove", "--all", "--node", "9"),
+        ("members", "promote", "--all", "--node", "9"),
+    ):
+        error = ask(*words, code=1)["error"]
+        assert error == {"code": "refused", "message": "node 9 is not known: there are nodes 1, 2, 3, 4"}, words
+
+
+def test_who_is_no_member_is_not_removed(ask: Ask, yard: Yard) -> None:
+    """Unless a part of the logs have it: then an earlier run was stopped, and this one goes on."""
+    names = make(yard, "gone", 2)
+    for node in (4, 9):
+        error = ask("members", "remove", *names, "--node", str(node), code=1)["error"]
+        assert error == {"code": "refused", "message": f"node {node} is no member of {', '.join(names)}"}
+    assert ask("members", "remove", names[0], "--node", "3")["done"] == 1
+    found = ask("members", "remove", *names, "--node", "3")
+    assert (found["done"], found["skipped"]) == (1, 1)
+    assert ask("members", "remove", names[0], "absent", "--node", "3", code=1)["failures"].keys() == {"absent"}
+
+
+def test_a_node_without_an_address_is_known_by_its_logs() -> None:
+    row = Standing("log", 1, 2, 1, 0, "leader", "running", (2, 3), (7,), (8,))
+    for node in (1, 2, 3, 7, 8):
+        check_node(node, [1, 2], [row])
+    with pytest.raises(Refused, match="node 9 is not known: there are nodes 1, 2, 3, 7, 8"):
+        check_node(9, [1, 2], [row._replace(leader=0)])
 
 
 def test_a_log_named_like_a_verb_is_reached(ask: Ask, yard: Yard) -> None:

@@ -16,12 +16,14 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from click.testing import CliRunner
 
-from logyard.client.sync import connect_sync
+from logyard.client.sync import Log, connect_sync
+from logyard.protocol.errors import Gone
+from logyard.protocol.records import Record
 from logyard.service import local_cluster
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
@@ -259,6 +261,41 @@ def test_payloads_of_any_size_stream_in_and_out(
     assert line.stdout.startswith("0\tm\t")
 
 
+def test_a_file_is_kept_until_all_payloads_came(
+    ask: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("before")
+    kept.chmod(0o640)
+    (tmp_path / "link").symlink_to(kept)
+    ask("create", "streamed")
+    ask("append", "streamed", text="one\ntwo\n")
+    for words, error in ((["nowhere"], "unknown_group"), (["streamed", "--from", "7"], "out_of_range")):
+        for name in ("kept", "new"):
+            for more in ([], ["--follow", "--count", "1"]):
+                found = ask("read", *words, "--body-to", str(tmp_path / name), *more, code=1)
+                assert found["error"]["code"] == error
+    assert kept.read_text() == "before" and len(list(tmp_path.iterdir())) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("logyard.service.cli.logs.write_payload", half_a_payload)
+        assert ask("read", "streamed", "--body-to", str(kept), code=1)["error"]["code"] == "gone"
+    assert kept.read_text() == "before" and len(list(tmp_path.iterdir())) == 2
+    ask("read", "streamed", "--body-to", str(tmp_path / "link"))
+    assert kept.read_text() == "onetwo" and kept.stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "link").is_symlink() and len(list(tmp_path.iterdir())) == 2
+    ask("read", "streamed", "--body-to", "/dev/null")
+    assert Path("/dev/null").is_char_device()
+    ask("read", "streamed", "--body-to", str(kept), "--follow", "--count", "1")
+    assert kept.read_text() == "one"
+    ask("delete", "streamed", "--yes")
+
+
+def half_a_payload(_log: Log, _record: Record, _node: int | None, out: BinaryIO) -> None:
+    """What a transfer does that is cut."""
+    out.write(b"o")
+    raise Gone("cut")
+
+
 def test_looking_after_the_cluster(ask: Callable[..., dict[str, Any]]) -> None:
     ask("create", "kept")
     ask("append", "kept", "--whole", text=b"x" * 100_000)
@@ -274,6 +311,32 @@ def test_looking_after_the_cluster(ask: Callable[..., dict[str, Any]]) -> None:
     target = leader % 3 + 1
     ask("transfer", "kept", "--to", str(target))
     assert reach(lambda: ask("members", "kept")["leader"] == target)
+
+
+def test_a_log_is_described_as_one_member_has_it(ask: Callable[..., dict[str, Any]]) -> None:
+    ask("create", "seen", "--members", "1,2")
+    ask("append", "seen", text="one\n")
+    leader = ask("describe", "seen")["leader"]
+    for node in (1, 2):
+        assert reach(lambda node=node: ask("describe", "seen", "--node", str(node))["end"] == 1)
+        found = ask("describe", "seen", "--node", str(node))
+        assert found["node"] == node and found["role"] == ("leader" if node == leader else "follower")
+    assert ask("describe", "seen", "--node", "3", code=1)["error"]["code"] == "unknown_group"
+    assert "node 9" in ask("describe", "seen", "--node", "9", code=1)["error"]["message"]
+    ask("delete", "seen", "--yes")
+
+
+def test_a_deletion_says_what_went_and_what_did_not(ask: Callable[..., dict[str, Any]], cluster: LocalCluster) -> None:
+    ask("create", "first", "second")
+    found = ask("delete", "first", "absent", "second", "first", "--yes", code=1)
+    assert found["deleted"] == ["first", "second"] and list(found["failed"]) == ["absent"]
+    assert found["failed"]["absent"]["code"] == "unknown_group" and found["error"] == found["failed"]["absent"]
+    assert ask("delete", "absent", "--yes", code=1) == {"ok": False, "error": found["error"]}
+    ask("create", "first")
+    words = ["delete", "absent", "first", "--yes", "--servers", cluster.addresses[0]]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 1 and done.stdout == "deleted first\n"
+    assert done.stderr == f"error: absent: {found['error']['message']}\n"
 
 
 def test_errors_are_typed_and_leave_one_line(ask: Callable[..., dict[str, Any]]) -> None:
@@ -311,6 +374,16 @@ def test_a_second_process_on_the_directory_is_refused(cluster: LocalCluster) -> 
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_second_cluster_on_the_directory_says_why_and_nothing_of_before(cluster: LocalCluster) -> None:
+    log = cluster.nodes[1].log_path
+    with log.open("a") as file:
+        file.write("an old line\n")
+    second = LocalCluster(cluster.directory, 3)
+    with second, pytest.raises(ClusterFailed, match=r"ended with code 1 at start:\n.*is in use by process") as caught:
+        second.start()
+    assert "old line" not in str(caught.value) and "old line" in log.read_text()
 
 
 def free_range(count: int) -> int:

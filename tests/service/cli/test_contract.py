@@ -122,6 +122,33 @@ def test_bad_usage_is_exit_2_and_says_why(words: list[str]) -> None:
     assert "Traceback" not in found.output
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"success": [["put", "a", "1"]]}', "unknown key 'success'"),
+        ('{"compare": [], "thn": []}', "unknown key 'thn'"),
+        ("[]", "[] is no object"),
+        ('"put"', '"put" is no object'),
+        ('{"then": null}', "then is no list: null"),
+        ('{"then": {"put": 1}}', "then is no list"),
+        ('{"compare": [["a", "version", "="]]}', "['a', 'version', '='] is not [key,"),
+        ('{"compare": [["a", "value", "=", 1]]}', "['a', 'value', '=', 1] is not [key,"),
+        ('{"compare": [7]}', "7 is not [key,"),
+        ('{"else": [["put", "a"]]}', "['put', 'a'] is not ["),
+        ("{", "standard input is no transaction"),
+    ],
+)
+def test_what_is_no_transaction_is_bad_usage_in_words(text: str, why: str) -> None:
+    """Before anything is sent: there is no server."""
+    found = run("kv", "txn", "settings", "--json", "--servers", "127.0.0.1:1", "--timeout", "0.5", text=text)
+    assert found.exit_code == 2
+    message = json.loads(found.stdout)["error"]["message"]
+    assert message.startswith("standard input is no transaction: ") and why in message
+    assert "object has no" not in message and "unpack" not in message
+    if "unknown key" in why or "no object" in why:
+        assert "compare, then, else" in message
+
+
 def test_a_demo_directory_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     found = run("demo", "--dir", str(tmp_path))
