@@ -20,7 +20,6 @@ from .output import Output, json_option
 if TYPE_CHECKING:
     from logyard.client._sync.consumer import GroupConsumer
     from logyard.client.reading import Consumed
-    from logyard.client.sync import Yard
     from logyard.protocol.topics import Sources, Topic
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -348,16 +347,15 @@ def consume(
             lost |= set(records.commit().lost)
         except (KeyboardInterrupt, SystemExit):
             if written is not None:
-                commit_interrupted(yard, records, written)
+                commit_interrupted(records, written)
             raise
     output.result({"ok": True, "topic": name, "group": group, "records": shown, "taken": taken, "lost": sorted(lost)})
 
 
-def commit_interrupted(yard: Yard, records: GroupConsumer, written: Consumed) -> None:
+def commit_interrupted(records: GroupConsumer, written: Consumed) -> None:
     """Commit up to the last record that was written, if that is quick; another interrupt ends it at once."""
-    yard.timeout = min(yard.timeout, INTERRUPTED_S)
     try:
-        records.commit(written)
+        records.commit(written, timeout=INTERRUPTED_S)
     except LogyardError:
         # What is not committed is read again.
         pass

@@ -135,6 +135,23 @@ async def test_the_command_line_commits_nothing_that_it_did_not_write(
         await trio.to_thread.run_sync(work)
 
 
+async def test_a_commit_waits_no_longer_than_it_is_told(yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await topic.send(b"k", b"", b"x")
+    plain, waited = EmbeddedMachine.command, list[float | None]()
+
+    async def command(self: EmbeddedMachine, *given: Any, timeout: float | None = None, **more: Any) -> bytes:
+        waited.append(timeout)
+        return await plain(self, *given, timeout=timeout, **more)
+
+    async with yard.consume("orders", group="g", commit_every=None) as records:
+        (record,) = await taken(records, 1)
+        monkeypatch.setattr(EmbeddedMachine, "command", command)
+        assert (await records.commit(record, timeout=7.5)).offsets == {0: 1}
+    assert waited[0] == 7.5
+
+
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(143)], ids=["SIGINT", "SIGTERM"])
 async def test_an_interrupted_command_line_commits_what_it_wrote(
     interrupt: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,7 +159,7 @@ async def test_an_interrupted_command_line_commits_what_it_wrote(
     # Never by itself.
     monkeypatch.setattr(topic_cli, "COMMIT_S", 1000.0)
     plain, calls = GroupConsumer.__next__, iter(range(5))
-    committed = [1]
+    committed = list[tuple[int, float | None]]()
 
     def interrupted(self: GroupConsumer) -> Any:
         found = plain(self)
@@ -151,8 +168,8 @@ async def test_an_interrupted_command_line_commits_what_it_wrote(
             raise interrupt
         return found
 
-    def twice(self: GroupConsumer, record: Any = None) -> Any:
-        committed.append(record.offset)
+    def twice(self: GroupConsumer, record: Any = None, *, timeout: float | None = None) -> Any:
+        committed.append((record.offset, timeout))
         raise KeyboardInterrupt
 
     async with served(tmp_path) as (_, _, servers):
@@ -175,7 +192,7 @@ async def test_an_interrupted_command_line_commits_what_it_wrote(
             # Another one does not wait for the commit; nor for its partitions to go to others.
             monkeypatch.setattr(GroupConsumer, "commit", twice)
             assert run("consume", "orders", "--group", "g", "--follow", "--count", "1").exit_code == 1
-            assert committed == [1, 3, 3] and offset() == 3
+            assert committed == [(3, None), (3, topic_cli.INTERRUPTED_S)] and offset() == 3
 
         await trio.to_thread.run_sync(work)
 
