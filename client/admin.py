@@ -152,6 +152,18 @@ def unreached(node: int, error: LogyardError) -> dict[str, Any]:
     return {"node": node, "error": error.code, "message": error.message}
 
 
+def all_of(found: Mapping[int, Any]) -> dict[int, Any]:
+    """Return the answers by node if there is no error among them. Else raises the first error, with a message that
+    names all nodes that gave one; its details have them as `missing`, and the `answers` of the others."""
+    errors = {node: answer for node, answer in found.items() if isinstance(answer, LogyardError)}
+    answers = {node: answer for node, answer in found.items() if node not in errors}
+    for first in errors.values():
+        said = "; ".join(f"node {node} did not do it: {error.message}" for node, error in errors.items())
+        details = {**first.details, "missing": list(errors), "answers": answers}
+        raise type(first).told(said, details, code=first.code, retry=first.retry)
+    return answers
+
+
 def leader_in(answer: Any) -> int:
     """Return who leads a group by a node's locate answer for it, 0 where it knows none or gave an error."""
     return next((int(row[2]) for row in answer), 0) if not isinstance(answer, LogyardError) else 0

@@ -80,6 +80,8 @@ RECORD_OVERHEAD = 8
 KEYED = b"\x06"
 KEYED_REMOVAL = b"\x07"
 """Before a key: the command of a keyed log's record, with and without a payload."""
+LOG_KNOWS = "the append log knows append and truncate, in version 2 producers and retention"
+"""What an append log says to a command that it does not know, as one that was created without keys does to a key."""
 SIZED = 0x10
 """A command that begins so, a queue's publication, ends with the sizes of its messages (docs/wire-client.md)."""
 EACH = 1

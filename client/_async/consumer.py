@@ -181,10 +181,10 @@ class GroupConsumer:
         that the one before is done with."""
         return self._at_hand() or await self._next(self.yard.clock() + wait)
 
-    async def commit(self, record: Consumed | None = None) -> Committed:
+    async def commit(self, record: Consumed | None = None, *, timeout: float | None = None) -> Committed:
         """Commit what the loop came back from: of each partition everything before the record that it has now, and with
         `record` that one as well. Returns, once a quorum knows, the offsets that count, and the partitions that others
-        own by now. Raises a `LogyardError`."""
+        own by now; waits `timeout` seconds for that, by default the client's. Raises a `LogyardError`."""
         self._check()
         over: set[int] = set()
         if record is not None:
@@ -194,7 +194,7 @@ class GroupConsumer:
                     reading.finish(record.offset)
                     over.clear()
         commits = self._own.commits()
-        done = await self._beat(commits) if commits else Committed({}, ())
+        done = await self._beat(commits, timeout) if commits else Committed({}, ())
         return done._replace(lost=tuple(sorted({*done.lost, *over})))
 
     async def close(self, *, leave: bool | None = None) -> None:
@@ -505,7 +505,7 @@ class GroupConsumer:
             pass
         return row
 
-    async def _beat(self, commits: Sequence[Commit]) -> Committed:
+    async def _beat(self, commits: Sequence[Commit], timeout: float | None = None) -> Committed:
         """Say that it lives, with what is committed and what is given up by that."""
         own, row = self._own, self._row
         assert row is not None
@@ -524,7 +524,7 @@ class GroupConsumer:
         shapes = [shape_of(row)] if own.revision < row.revision else []
         command = beat_command(self.group, self.member, own.member, own.version, commits, confirms, shapes)
         try:
-            standing = standing_of(await self._told(command))
+            standing = standing_of(await self._told(command, timeout))
         except LogyardError as error:
             self._refused(own_before, error)
             return Committed({}, tuple(sorted(one.key[1] for one in commits)))
@@ -533,12 +533,12 @@ class GroupConsumer:
         self._answered(standing, now)
         return done
 
-    async def _told(self, command: bytes) -> bytes:
+    async def _told(self, command: bytes, timeout: float | None = None) -> bytes:
         """Tell the coordinator something; said twice it is as said once."""
         try:
-            return await self.yard.machine(self._coordinator).command(command)
+            return await self.yard.machine(self._coordinator).command(command, timeout=timeout)
         except SessionExpired:
-            return await self.yard.machine(self._coordinator).command(command)
+            return await self.yard.machine(self._coordinator).command(command, timeout=timeout)
 
     def _answered(self, standing: Standing, asked: float) -> None:
         assert self._row is not None

@@ -20,6 +20,7 @@ from ..admin import (
     Nodes,
     Rows,
     T,
+    all_of,
     ask,
     batch_call,
     board_call,
@@ -116,22 +117,23 @@ class AdminVerbs(ABC):
 
     def snapshot(self, names: Sequence[str] | None = None, node: int | None = None) -> dict[int, Any]:
         """Snapshot groups (all) on one node, or on every one that has a member of them; answers by node. Raises
-        `UnknownGroup`."""
+        `UnknownGroup`, and when all were asked what a node did not do it for: see `all_of`."""
         if node is not None or not names:
             return self._done("snapshot", node, names=None if names is None else list(names))
         held: dict[int, list[str]] = {}
         for name in names:
             for at in (self.locate(name))["members"]:
                 held.setdefault(at, []).append(name)
-        return {at: self.run(call_node("snapshot", at, names=held[at])) for at in sorted(held)}
+        return all_of({at: self._reached("snapshot", at, names=held[at]) for at in sorted(held)})
 
     def compact(self, node: int | None = None) -> dict[int, Any]:
-        """Seal, migrate and compact the payloads of one node or of every one; answers by node."""
+        """Seal, migrate and compact the payloads of one node or of every one; answers by node. Raises when all were
+        asked what one did not do it for: see `all_of`."""
         return self._done("compact", node)
 
     def scrub(self, node: int | None = None, *, start: bool = False) -> dict[int, Any]:
         """Tell what the scrub of one node or of every one does, answers by node; `start`: begin a whole pass first,
-        which has ended when `passes` is at least `wanted`."""
+        which has ended when `passes` is at least `wanted`. Raises as `compact` does."""
         return self._done("scrub", node, start=start)
 
     def add_member(self, name: str, node: int) -> None:
@@ -252,5 +254,17 @@ class AdminVerbs(ABC):
             return error
 
     def _done(self, method: str, node: int | None, **arguments: object) -> dict[int, Any]:
-        nodes = self.nodes() if node is None else [node]
-        return {at: self.run(call_node(method, at, **arguments)) for at in nodes}
+        if node is not None:
+            return {node: self.run(call_node(method, node, **arguments))}
+        return all_of({at: self._reached(method, at, **arguments) for at in self.nodes()})
+
+    def _reached(self, method: str, node: int, **arguments: object) -> Any:
+        """Return what a node answers, however long its work takes, or the error in its place: a dead one is not waited
+        for as long."""
+        error = self._ask("cluster", node)
+        if isinstance(error, LogyardError):
+            return error
+        try:
+            return self.run(call_node(method, node, **arguments))
+        except LogyardError as failed:
+            return failed

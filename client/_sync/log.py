@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, Literal, overload
 
 from logyard.protocol.compression import SMALLEST, encode, wants
-from logyard.protocol.errors import Gone, LogyardError, OutOfRange
-from logyard.protocol.frame import APPEND_COMMAND, FRAME_BYTES_MAX, Buffer, append_command
+from logyard.protocol.errors import BadRequest, Gone, LogyardError, OutOfRange
+from logyard.protocol.frame import APPEND_COMMAND, FRAME_BYTES_MAX, LOG_KNOWS, Buffer, append_command
 from logyard.protocol.records import Page, Record
 from logyard.protocol.wire import REPLY
 
@@ -208,7 +208,15 @@ class LogVerbs(ABC):
             option = _any_large(records) and self._zstd(None)
         if wants(compress, bool(option)):
             records = [pair if (body := pair[1]) is None else encode(pair[0], body) for pair in records]
-        appended, ticket = self._send_many(records, timeout, flags, command, keys, at)
+        try:
+            appended, ticket = self._send_many(records, timeout, flags, command, keys, at)
+        except BadRequest as refusal:
+            if keys is None or str(refusal) != LOG_KNOWS:
+                raise
+            raise BadRequest(
+                f"{self.name}: this log was created without keys, so its records can't have any; one with keys is"
+                ' created with compact="key" (`logyard create --compact key`)'
+            ) from None
         first = appended.first
         if reply_from is not None and ticket is not None:
             first = self._reply_of(ticket, reply_from, timeout, first)

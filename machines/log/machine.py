@@ -33,6 +33,7 @@ from logyard.engine.machine import (
     Timer,
 )
 from logyard.protocol.errors import OutOfRange
+from logyard.protocol.frame import LOG_KNOWS
 
 from .command import (
     APPEND,
@@ -501,7 +502,7 @@ class AppendLog:
 
 
 def _unknown() -> Reject:
-    return Reject("bad_request", "the append log knows append and truncate, in version 2 producers and retention")
+    return Reject("bad_request", LOG_KNOWS)
 
 
 def _other_form(number: int) -> Reject:

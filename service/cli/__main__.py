@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .root import main
+from . import main
 
 main()
 sys.exit(0)

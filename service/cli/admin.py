@@ -15,12 +15,32 @@ from typing import Any
 
 import click
 
+from logyard.protocol.errors import LogyardError
+
 from .. import status_watch
 from .logs import opened, servers_option
 from .members import check_node
-from .output import EXIT_FAILED, Output, bytes_text, json_option, plain
+from .output import EXIT_FAILED, Output, bytes_text, failure, json_option, plain
 
 SCRUB_LOOK_S = 0.1
+
+
+def done_by(ask: Callable[[], dict[int, Any]]) -> tuple[dict[int, Any], dict[str, Any]]:
+    """Return what the nodes answered, and what --json says when some did not: they are `missing`, and the error."""
+    try:
+        return ask(), {"ok": True}
+    except LogyardError as error:
+        if "answers" not in error.details:
+            raise
+        found: Any = error.details["answers"]
+        return found, {**failure(error.code, error.message), "missing": error.details["missing"]}
+
+
+def finish(text: str, found: dict[int, Any], fields: dict[str, Any], output: Output) -> None:
+    """Print the outcome, and the error if a node did not do it. Leaves the command with exit 1 if it is not ok."""
+    if "error" in fields:
+        click.echo(f"error: {fields['error']['message']}", err=True)
+    output.result({**fields, "nodes": found}, text if found else None)
 
 
 @click.command()
@@ -28,15 +48,15 @@ SCRUB_LOOK_S = 0.1
 @servers_option
 @json_option
 def snapshot(names: tuple[str, ...], servers: list[str], output: Output) -> None:
-    """Take snapshots of the named logs, or of all, on every member.
+    """Take snapshots of the named logs, or of all, on every member. Exit 1 if a node does not answer.
 
     \b
     Example:
       logyard snapshot orders
     """
     with opened(servers) as yard:
-        found = yard.snapshot(list(names) or None)
-    output.result({"ok": True, "nodes": found}, f"snapshots taken on nodes {', '.join(map(str, found))}")
+        found, fields = done_by(lambda: yard.snapshot(list(names) or None))
+    finish(f"snapshots taken on nodes {', '.join(map(str, found))}", found, fields, output)
 
 
 @click.command()
@@ -60,15 +80,16 @@ def truncate(name: str, before: int, servers: list[str], output: Output) -> None
 @servers_option
 @json_option
 def compact(servers: list[str], output: Output) -> None:
-    """Move every live payload from the write-ahead logs into generations, and give dead space back.
+    """Move every live payload from the write-ahead logs into generations, and give dead space back. Exit 1 if a node
+    does not answer.
 
     \b
     Example:
       logyard compact
     """
     with opened(servers) as yard:
-        found = yard.compact()
-    output.result({"ok": True, "nodes": found}, f"compacted on nodes {', '.join(map(str, found))}")
+        found, fields = done_by(yard.compact)
+    finish(f"compacted on nodes {', '.join(map(str, found))}", found, fields, output)
 
 
 @click.command()
@@ -77,7 +98,8 @@ def compact(servers: list[str], output: Output) -> None:
 @servers_option
 @json_option
 def scrub(node: int | None, last: bool, servers: list[str], output: Output) -> None:
-    """Let every node read all that lies on its disk now, and repair what is damaged. Exit 1 if something is left.
+    """Let every node read all that lies on its disk now, and repair what is damaged. Exit 1 if something is left
+    or a node does not answer.
 
     Nodes do so by themselves, every scrub_every_s, at scrub_bytes_per_s.
 
@@ -86,7 +108,7 @@ def scrub(node: int | None, last: bool, servers: list[str], output: Output) -> N
       logyard scrub --node 2
     """
     with opened(servers) as yard:
-        found = yard.scrub(node, start=not last)
+        found, fields = done_by(lambda: yard.scrub(node, start=not last))
         wanted = {each: (row["wanted"], row["epoch"]) for each, row in found.items()}
         pause = threading.Event().wait
         while any(row["passes"] < wanted[each][0] for each, row in found.items()):
@@ -111,9 +133,7 @@ def scrub(node: int | None, last: bool, servers: list[str], output: Output) -> N
             output.say(f"node {each}: it ended early: {row['error']}")
     sound = all(not row["left"] and not row["error"] for row in found.values())
     text = "nothing is left damaged" if sound else "something is damaged, or was not read"
-    output.result({"ok": sound, "nodes": found}, text)
-    if not sound:
-        raise click.exceptions.Exit(EXIT_FAILED)
+    finish(text, found, {**fields, "ok": fields["ok"] and sound}, output)
 
 
 @click.command()

@@ -16,7 +16,7 @@ import click
 
 from .as_text import shown, text_of
 from .logs import members_option, opened, servers_option
-from .output import Output, json_option
+from .output import Output, failure, json_option
 
 if TYPE_CHECKING:
     from logyard.protocol.kv import Changes, Compare, KeyValue, Operation, Result
@@ -141,10 +141,12 @@ def get(
     elif not output.json_wanted:
         for one in found.kvs:
             click.echo(line_of(one))
-    fields = {"revision": found.revision, "count": found.count, "more": found.more}
+    fields: dict[str, object] = {"ok": True}
     if missing:
+        fields = failure("key_not_found", f"no key {key!r}")
         click.echo(f"no key {key!r}", err=True)
-    output.result({"ok": not missing, "kv": name, **fields, "keys": [fields_of(one) for one in found.kvs]})
+    fields |= {"kv": name, "revision": found.revision, "count": found.count, "more": found.more}
+    output.result({**fields, "keys": [fields_of(one) for one in found.kvs]})
 
 
 @kv_group.command()

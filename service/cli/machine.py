@@ -1,4 +1,4 @@
-"""Verbs for groups of any machine, one's own too: `command` and `query`. Registered by `service.cli.root`.
+"""Verbs for groups of machines of one's own: `command` and `query`. Registered by `service.cli.root`.
 
 What a machine takes and answers is bytes: given as text, as hexadecimal or as a file, shown as text where it is text.
 """
@@ -6,13 +6,23 @@ What a machine takes and answers is bytes: given as text, as hexadecimal or as a
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from logyard.protocol.errors import WrongKind
 
 from .logs import opened, servers_option
 from .output import Output, json_option, text_or_hex
 
+if TYPE_CHECKING:
+    from logyard.client.sync import Yard
+
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FACES = {
+    "log": "append, read, retain and truncate", "kv": "kv", "queue": "queue", "groups": "groups", "topics": "topic",
+}  # fmt: skip
+"""The verbs for built-in machines, whose commands and answers are not for people to write and read."""
 
 
 def request_of(text: str, hexadecimal: bool) -> bytes:
@@ -23,6 +33,17 @@ def request_of(text: str, hexadecimal: bool) -> bytes:
         return bytes.fromhex(text)
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is not hexadecimal: {error}", param_hint="REQUEST") from None
+
+
+def check_own(yard: Yard, name: str, node: int | None = None) -> None:
+    """Raise `WrongKind` for a group of a built-in machine."""
+    kind = str(yard.describe(name, node)["machine"])
+    if kind in FACES:
+        raise WrongKind.told(
+            f"{name}: this verb is for machines of your own, and that is a {kind} group; for it there are the verbs "
+            f"{FACES[kind]}",
+            {"name": name, "kind": kind, "wanted": "own"},
+        )
 
 
 def show(name: str, reply: bytes, output: Output) -> None:
@@ -52,6 +73,7 @@ def command(
       logyard command visits up --payload picture.png
     """
     with opened(servers) as yard:
+        check_own(yard, name)
         body = None if payload is None else payload.read_bytes()
         reply = yard.machine(name).command(request_of(request, hexadecimal), body, metadata=metadata.encode())
     show(name, bytes(reply), output)
@@ -72,6 +94,7 @@ def query(name: str, request: str, hexadecimal: bool, node: int | None, servers:
       logyard query visits count
     """
     with opened(servers) as yard:
+        check_own(yard, name, node)
         answer = yard.machine(name).query(request_of(request, hexadecimal), node=node)
     show(name, bytes(answer), output)
 

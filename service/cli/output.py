@@ -25,6 +25,18 @@ SHORT_HELP = 100
 """Characters of a verb's line in the list: its first sentence, on two lines if need be."""
 
 
+def failure(code: str, message: str) -> dict[str, object]:
+    """Return what --json prints for an error."""
+    return {"ok": False, "error": {"code": code, "message": message}}
+
+
+INTERRUPTED = failure("interrupted", "interrupted before it was done")
+
+
+class Terminated(SystemExit):
+    """SIGTERM came; the code is the process's."""
+
+
 class Output:
     """Where a command's words go. `json_wanted` is the --json flag."""
 
@@ -144,8 +156,11 @@ class Verbs(click.Group):
             return super().invoke(ctx)
         except BaseException as error:
             found = leaf_of(error)
-            if isinstance(found, click.ClickException) and ctx.meta.get(JSON_WANTED):
-                click.echo(json.dumps(failure("bad_request", found.format_message())))
+            if ctx.meta.get(JSON_WANTED):
+                if isinstance(found, click.ClickException):
+                    click.echo(json.dumps(failure("bad_request", found.format_message())))
+                elif isinstance(found, (KeyboardInterrupt, Terminated, click.Abort)):
+                    click.echo(json.dumps(INTERRUPTED))
             if isinstance(found, (click.ClickException, click.exceptions.Exit, click.Abort)):
                 raise found from None
             if isinstance(found, (KeyboardInterrupt, GeneratorExit)):
@@ -154,11 +169,6 @@ class Verbs(click.Group):
                 raise
             # `meta` is one mapping for all nested contexts: the sub-command's own context is gone by now.
             raise click.exceptions.Exit(report(found, bool(ctx.meta.get(JSON_WANTED)))) from None
-
-
-def failure(code: str, message: str) -> dict[str, object]:
-    """Return what --json prints for an error."""
-    return {"ok": False, "error": {"code": code, "message": message}}
 
 
 def report(error: BaseException, json_wanted: bool) -> int:

@@ -7,7 +7,6 @@ Entry point of the console script; `main` is what `python -m logyard.service.cli
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +36,7 @@ from . import (
     tls,
     topic,
 )
-from .output import Output, Verbs, json_option
+from .output import Output, Terminated, Verbs, json_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -278,7 +277,7 @@ class Terminate:
         """Exit."""
         if (now := self._clock()) >= self._until:
             self._until = now + AGAIN_SECONDS
-            sys.exit(EXIT_TERMINATED)
+            raise Terminated(EXIT_TERMINATED)
 
 
 def main() -> None:

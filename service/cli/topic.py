@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from logyard.protocol.errors import LogyardError
+
 from .as_text import cell, shown
 from .logs import members_option, opened, servers_option
 from .output import Output, json_option
 
 if TYPE_CHECKING:
+    from logyard.client._sync.consumer import GroupConsumer
     from logyard.client.reading import Consumed
     from logyard.protocol.topics import Sources, Topic
 
 F = TypeVar("F", bound=Callable[..., Any])
 BATCH_RECORDS = 512
 COMMIT_S = 1.0
+INTERRUPTED_S = 2.0
+"""How long the commit of an interrupted `consume` may take."""
 
 
 def kept(command: F) -> F:
@@ -305,7 +310,7 @@ def consume(
     output: Output,
 ) -> None:
     """Read a topic as a member of a consumer group: partition, offset, key, metadata, record. What was written is
-    committed, once a second and at the end; with --json, which writes at the end, only then.
+    committed, once a second and at the end, also by Ctrl-C; with --json, which writes at the end, only then.
 
     \b
     Examples:
@@ -317,6 +322,7 @@ def consume(
     shown: list[dict[str, object]] = []
     taken = 0
     lost: set[int] = set()
+    written: Consumed | None = None
     # Records that are kept until the end would be lost with what fails before it.
     commit_every = None if output.json_wanted else COMMIT_S
     with (
@@ -325,19 +331,37 @@ def consume(
             name, group=group, start=start, member=member, ttl=ttl, zone=zone, commit_every=commit_every
         ) as records,
     ):
-        while count is None or taken < count:
-            record = next(records, None) if follow else records.get(wait)
-            if record is None:
-                break
-            taken += 1
-            if output.json_wanted:
-                shown.append(record_fields(record))
-            else:
-                click.echo(record_line(record))
-            if taken == count:
-                lost |= set(records.commit(record).lost)
-        lost |= set(records.commit().lost)
+        try:
+            while count is None or taken < count:
+                record = next(records, None) if follow else records.get(wait)
+                if record is None:
+                    break
+                taken += 1
+                if output.json_wanted:
+                    shown.append(record_fields(record))
+                else:
+                    click.echo(record_line(record))
+                    written = record
+                if taken == count:
+                    lost |= set(records.commit(record).lost)
+            lost |= set(records.commit().lost)
+        except (KeyboardInterrupt, SystemExit):
+            if written is not None:
+                commit_interrupted(records, written)
+            raise
     output.result({"ok": True, "topic": name, "group": group, "records": shown, "taken": taken, "lost": sorted(lost)})
+
+
+def commit_interrupted(records: GroupConsumer, written: Consumed) -> None:
+    """Commit up to the last record that was written, if that is quick; another interrupt ends it at once."""
+    try:
+        records.commit(written, timeout=INTERRUPTED_S)
+    except LogyardError:
+        # What is not committed is read again.
+        pass
+    except BaseException:
+        records.close(leave=False)
+        raise
 
 
 def record_fields(record: Consumed) -> dict[str, object]:

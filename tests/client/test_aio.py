@@ -114,6 +114,18 @@ async def test_who_looks_for_a_log_waits_for_no_dead_node_when_its_leader_answer
             assert asked == [(), (2,)] * 2
 
 
+async def test_every_node_is_asked_before_a_dead_one_fails_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logyard.client._async.admin.STATUS_PATIENCE_S", 0.3)
+    async with fake_cluster() as cluster:
+        # Nobody listens there, and it is asked first.
+        cluster.addresses[0] = "127.0.0.1:1"
+        async with connect(seeds(cluster)[:1]) as yard:
+            with trio.fail_after(10), pytest.raises(errors.LogyardError, match="node 0 did not do it") as told:
+                await yard.compact()
+    assert told.value.details["missing"] == [0]
+    assert told.value.details["answers"] == {node: {"moved": 0} for node in (1, 2, 3)}
+
+
 async def test_pipelined_appends_keep_their_order_and_share_frames() -> None:
     async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
         await yard.create("a")

@@ -11,7 +11,7 @@ from typing import Any
 
 from logyard.machines.log.command import APPEND
 
-from .table import BAD, NO_LEASE, Row, either, kv, log, queue, topic
+from .table import BAD, NO_LEASE, Row, either, kv, log, own, queue, topic
 
 
 def text(data: bytes) -> str:
@@ -82,8 +82,8 @@ COMMANDS: Mapping[str, Row] = {
     "groups delete": topic(lambda f: words(f.name, "--yes"), full="unknown_consumer_group"),
     "topic purge": topic(lambda f: words(f.topic_name, "--yes"), full="unknown_topic"),
     "topic delete": topic(lambda f: words(f.topic_name, "--yes")),
-    "command": either(lambda f: words(f.name_of("log"), APPEND.hex(), "--hex"), writes=True),
-    "query": either(lambda f: words(f.name_of("log"), f.question.hex(), "--hex")),
+    "command": own(lambda f: words(f.name_of("own"), APPEND.hex(), "--hex"), writes=True),
+    "query": own(lambda f: words(f.name_of("own"), f.question.hex(), "--hex")),
     "truncate": log(lambda f: words(f.name_of("log"), "--before", f.offset), largest="out_of_range"),
     "members add": either(lambda f: words(f.spare, "--node", 3)),
     "members remove": either(lambda f: words(f.spare, "--node", 3)),

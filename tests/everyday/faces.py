@@ -109,7 +109,7 @@ class Face(Arguments):
 
     def name_of(self, kind: str) -> str:
         """See `Arguments`; of another kind where that is what is tried."""
-        other = {"log": "kv", "kv": "queue", "queue": "log"}
+        other = {"log": "kv", "kv": "queue", "queue": "log", "own": "log"}
         return super().name_of(other[kind] if self.rotate else kind)
 
     async def open(self, stack: AsyncExitStack) -> None:

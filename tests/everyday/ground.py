@@ -16,8 +16,11 @@ from logyard.client.lane import Batch, Lane
 from logyard.engine.config import SystemConfig
 from logyard.engine.log import space
 from logyard.engine.log.space import Space
+from logyard.engine.machine import Machine
 from logyard.engine.replica.delivery import Delivery
 from logyard.engine.replica.sessions import EXPIRE
+from logyard.machines.log import AppendLog
+from logyard.machines.registry import create_machine
 from logyard.protocol.errors import LogyardError, NoSpace
 from logyard.service.embedded import EmbeddedSystem, open_system
 from tests.engine.host.cluster import SMALL, Cluster, cluster, until
@@ -32,6 +35,15 @@ SLEEP_MS = 150
 NODES = (1, 2, 3)
 LEASE = 5
 """Of each KV group; the number behind it is one, too."""
+
+
+class Own(AppendLog):
+    """A machine of one's own, which does what a log does."""
+
+
+def machines(name: str, arguments: dict[str, Any]) -> Machine:
+    """Make a group's machine."""
+    return Own() if name == "own" else create_machine(name, arguments)
 
 
 async def unchanged(*_: Any) -> None:
@@ -52,7 +64,7 @@ AGAIN = Lane._again
 
 async def seed(yard: Yard | EmbeddedSystem, name: str, kind: str) -> None:
     """Put something into a group."""
-    if kind == "log":
+    if kind in ("log", "own"):
         await yard.log(name).append_many([(b"seed", b"body")] * SEEDED)
     elif name == "members":
         return
@@ -80,7 +92,7 @@ class Ground:
             group
             for name in faces
             for group in (*((f"{kind}-{name}", kind, NODES) for kind in KINDS), (f"spare-{name}", "log", NODES[:2]))
-        ] + [("members", "kv", NODES)]
+        ] + [("members", "kv", NODES), *([("own-cli", "own", NODES)] if "cli" in faces else [])]
 
     async def create(self) -> None:
         """All groups, with something in each."""
@@ -172,7 +184,7 @@ async def ground(path: Path, situation: str, names: frozenset[str]) -> AsyncIter
     size = situation if situation in ("largest", "empty") else "usual"
     limits: dict[str, Any] = {"hibernate_after_ms": SLEEP_MS} if situation == "asleep" else {}
     async with AsyncExitStack() as stack:
-        run = await stack.enter_async_context(cluster(path, 3, group="", **limits))
+        run = await stack.enter_async_context(cluster(path, 3, group="", machines=machines, **limits))
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
         doors = Doors(run, nursery)

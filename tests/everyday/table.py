@@ -72,6 +72,11 @@ def queue(call: Callable[[Any], Any], *, writes: bool = False, **expect: str) ->
     return Row(call, "queue", writes, expect)
 
 
+def own(call: Callable[[Any], Any], *, writes: bool = False, **expect: str) -> Row:
+    """A verb of a machine of one's own."""
+    return Row(call, "own", writes, expect)
+
+
 def held(call: Callable[[Any], Any], *, writes: bool = True, **expect: str) -> Row:
     """A verb of a consumer or session that was open before, and is of no more use when its session has ended."""
     gone = {"expired": "session_expired", "anew": "session_expired"}

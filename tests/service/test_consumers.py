@@ -135,6 +135,68 @@ async def test_the_command_line_commits_nothing_that_it_did_not_write(
         await trio.to_thread.run_sync(work)
 
 
+async def test_a_commit_waits_no_longer_than_it_is_told(yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await topic.send(b"k", b"", b"x")
+    plain, waited = EmbeddedMachine.command, list[float | None]()
+
+    async def command(self: EmbeddedMachine, *given: Any, timeout: float | None = None, **more: Any) -> bytes:
+        waited.append(timeout)
+        return await plain(self, *given, timeout=timeout, **more)
+
+    async with yard.consume("orders", group="g", commit_every=None) as records:
+        (record,) = await taken(records, 1)
+        monkeypatch.setattr(EmbeddedMachine, "command", command)
+        assert (await records.commit(record, timeout=7.5)).offsets == {0: 1}
+    assert waited[0] == 7.5
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(143)], ids=["SIGINT", "SIGTERM"])
+async def test_an_interrupted_command_line_commits_what_it_wrote(
+    interrupt: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Never by itself.
+    monkeypatch.setattr(topic_cli, "COMMIT_S", 1000.0)
+    plain, calls = GroupConsumer.__next__, iter(range(5))
+    committed = list[tuple[int, float | None]]()
+
+    def interrupted(self: GroupConsumer) -> Any:
+        found = plain(self)
+        if next(calls) == 3:
+            # The record before it was written, this one was not.
+            raise interrupt
+        return found
+
+    def twice(self: GroupConsumer, record: Any = None, *, timeout: float | None = None) -> Any:
+        committed.append((record.offset, timeout))
+        raise KeyboardInterrupt
+
+    async with served(tmp_path) as (_, _, servers):
+
+        def run(*words: str) -> Result:
+            return CliRunner().invoke(cli, [*words, "--servers", ",".join(servers)])
+
+        def offset() -> Any:
+            return json.loads(run("groups", "describe", "g", "--json").stdout)["partitions"][0]["offset"]
+
+        def work() -> None:
+            with connect_sync(servers) as yard:
+                yard.topic("orders").create(1)
+                yard.topic("orders").send_many([(None, b"", b"%d" % number) for number in range(9)])
+            monkeypatch.setattr(GroupConsumer, "__next__", interrupted)
+            ended = run("consume", "orders", "--group", "g", "--follow")
+            assert [line.split("\t")[1] for line in ended.stdout.splitlines()] == ["0", "1", "2"]
+            assert ended.exit_code == (1 if isinstance(interrupt, KeyboardInterrupt) else 143)
+            assert offset() == 3
+            # Another one does not wait for the commit; nor for its partitions to go to others.
+            monkeypatch.setattr(GroupConsumer, "commit", twice)
+            assert run("consume", "orders", "--group", "g", "--follow", "--count", "1").exit_code == 1
+            assert committed == [(3, None), (3, topic_cli.INTERRUPTED_S)] and offset() == 3
+
+        await trio.to_thread.run_sync(work)
+
+
 @pytest.mark.long
 async def test_a_partition_that_nobody_leads_does_not_keep_a_new_group_from_the_others(
     yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from click.testing import CliRunner
 
 from logyard.client import errors
 from logyard.client._async.log import LogVerbs
@@ -20,6 +21,7 @@ from logyard.machines.log.command import KEYED
 from logyard.pipeline.directory.source import DirectorySource
 from logyard.protocol.errors import Gone
 from logyard.service.check.run import check_directory
+from logyard.service.cli.root import cli
 from logyard.service.embedded import open_system
 
 from .test_exactly_once import served
@@ -145,6 +147,30 @@ async def test_a_follower_that_was_away_has_the_same(tmp_path: Path) -> None:
                 assert [one.offset for one in other.log("k").records(5)] == [53, 54, 55, 58, 59, 60, 61]
 
         await trio.to_thread.run_sync(blocking)
+
+
+async def test_a_log_without_keys_says_that_it_has_none(tmp_path: Path) -> None:
+    said = "p: this log was created without keys"
+
+    def blocking(servers: list[str]) -> None:
+        with connect_sync(servers) as yard, pytest.raises(errors.BadRequest, match=said):
+            yard.log("p").append_many([(b"", b"x")], keys=[b"k"])
+        words = ["append", "p", "--key", "k", "--servers", ",".join(servers)]
+        done = CliRunner().invoke(cli, words, input="line\n")
+        assert done.exit_code == 2 and said in done.stderr and "--compact key" in done.stderr
+
+    async with served(tmp_path) as (_, doors), connect(list(doors.addresses.values())) as yard:
+        await yard.create("p", members=[1, 2, 3])
+        with pytest.raises(errors.BadRequest, match=said):
+            await yard.log("p").append_many([(b"", b"x")], keys=[b"k"])
+        # What else it does not know is another thing.
+        with pytest.raises(errors.LogyardError, match="the append log knows"):
+            await yard.log("p").append(b"", b"x", command=b"\x7f")
+        await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
+    async with open_system(tmp_path / "data", SMALL) as system:
+        await system.create("p")
+        with pytest.raises(errors.BadRequest, match=said):
+            await system.log("p").append_many([(b"", b"x")], keys=[b"k"])
 
 
 async def test_what_lives_in_parts_of_an_entry_reaches_a_member_by_a_snapshot(tmp_path: Path) -> None:

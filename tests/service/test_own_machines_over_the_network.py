@@ -15,8 +15,10 @@ from click.testing import CliRunner
 
 from logyard.client.aio import connect
 from logyard.client.sync import connect_sync
-from logyard.engine.machine import Applied, Context, PayloadRef
+from logyard.engine.machine import Applied, Context, Machine, PayloadRef
+from logyard.machines.registry import BUILT_IN, create_machine
 from logyard.protocol.errors import LogyardError
+from logyard.service.cli.machine import FACES
 from logyard.service.cli.root import cli
 from tests.chaos.register import CAS, DIFFERENT, OK, WRITE, Registers, encode
 from tests.engine.host.cluster import Cluster, cluster, until
@@ -32,6 +34,12 @@ class Echo(Registers):
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
         return Applied(bytes(command), [])
+
+
+def machine_of(name: str, arguments: dict[str, Any]) -> Machine:
+    if name in BUILT_IN:
+        return create_machine(name, arguments)
+    return (Echo if name == "echo" else Registers)()
 
 
 async def by_tasks(servers: list[str], key: str) -> None:
@@ -76,6 +84,11 @@ def by_command_line(servers: list[str]) -> None:
     assert ask("command", "typed", "fffe", "--hex")["reply_hex"] == "fffe"
     assert ask("command", "typed", "no", "--hex", code=2)["error"]["code"] == "bad_request"
     assert ask("query", "registers", "a")["reply_hex"] == msgpack.packb(4).hex()
+    for kind, verbs in FACES.items():
+        ask("create", f"a-{kind}", "--machine", kind)
+        for words in (["query"], ["query", "--node", "1"], ["command"]):
+            refused = ask(*words, f"a-{kind}", "x", code=1)["error"]
+            assert refused["code"] == "wrong_kind" and refused["message"].endswith(verbs)
     assert ask("query", "none", code=1)["error"]["code"] == "unknown_group"
     assert ask("create", "other", "--machine", "echo", "--compact", "key", code=2)["error"]["code"] == "bad_request"
     assert ask("create", "other", "--machine", "echo", "--arg", "limit", code=2)["error"]["code"] == "bad_request"
@@ -104,9 +117,13 @@ async def counted(run: Cluster, doors: Doors, servers: list[str], count: int) ->
         nursery.cancel_scope.cancel()
 
 
+def test_the_command_line_knows_every_machine_that_is_not_ones_own() -> None:
+    assert set(FACES) == set(BUILT_IN)
+
+
 async def test_every_face_has_commands_and_queries(tmp_path: Path) -> None:
     async with (
-        cluster(tmp_path, 3, group="", machines=lambda name, _: (Echo if name == "echo" else Registers)()) as run,
+        cluster(tmp_path, 3, group="", machines=machine_of) as run,
         trio.open_nursery() as nursery,
     ):
         await until(lambda: all(len(one.system.live) == 3 for one in run.nodes.values()), "all are live")

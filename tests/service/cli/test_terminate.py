@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from logyard.service.cli import root
 
@@ -52,3 +55,60 @@ def test_one_that_comes_late_ends_it_again() -> None:
     now += root.AGAIN_SECONDS
     with pytest.raises(SystemExit):
         terminate()
+
+
+INTERRUPTED = {"ok": False, "error": {"code": "interrupted", "message": "interrupted before it was done"}}
+WAITING = """
+import contextlib, signal, sys, threading
+from logyard.service.cli import logs, main
+
+@contextlib.contextmanager
+def opened(servers):
+    print("running", file=sys.stderr, flush=True)
+    threading.Event().wait()
+    yield
+
+logs.opened = opened
+sys.argv = ["logyard", "list", "--json"]
+main()
+"""
+LOADING = """
+import signal, sys
+
+class Finder:
+    def find_spec(self, name, *more):
+        if name == "logyard.service.cli.kv":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from logyard.service.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, root.EXIT_TERMINATED)], ids=["SIGINT", "SIGTERM"]
+)
+def test_an_interrupted_command_says_so_in_json(number: signal.Signals, code: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "running\n"
+        process.send_signal(number)
+        output, said = process.communicate(timeout=60)
+    assert json.loads(output) == INTERRUPTED
+    assert process.returncode == code and "Traceback" not in said
+
+
+def test_a_question_that_is_not_confirmed_says_so_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True)
+    ended = CliRunner().invoke(root.cli, ["delete", "orders", "--json"], input="n\n")
+    assert ended.exit_code == 1 and json.loads(ended.stdout.splitlines()[-1]) == INTERRUPTED
+
+
+@pytest.mark.parametrize("words", [[], ["list", "--json"]], ids=["text", "json"])
+def test_ctrl_c_while_modules_are_loaded_leaves_no_traceback(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", LOADING, *words], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "Aborted!\n")
+    assert done.stdout == "" if not words else json.loads(done.stdout)["error"]["code"] == "interrupted"

@@ -104,7 +104,9 @@ async def test_the_verbs_of_the_command_line(tmp_path: Path) -> None:
         assert (await ask("put", "settings", "color", "blue\tand\nred")).strip() == "2"
         assert await ask("get", "settings", "color") == "color\t2\tblue\\tand\\nred\n"
         assert await ask("get", "settings", "color", "--raw") == "blue\tand\nred"
-        assert (await ask_json("get", "settings", "none", code=1))["keys"] == []
+        missing = await ask_json("get", "settings", "none", code=1)
+        assert missing["error"] == {"code": "key_not_found", "message": "no key 'none'"} and missing["ok"] is False
+        assert (missing["kv"], missing["revision"], missing["count"], missing["keys"]) == ("settings", 2, 0, [])
         logo = tmp_path / "logo"
         logo.write_bytes(bytes(range(256)) * 20)
         shown = await ask_json("put", "settings", "color", "--file", str(logo), "--previous")

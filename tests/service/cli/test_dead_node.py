@@ -1,0 +1,40 @@
+"""Verbs for every node, when one of them is dead: the others do it, and it is named."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner
+
+from logyard.service.cli.root import cli
+from tests.client.fake_system import fake_cluster
+
+SCRUBBED: dict[str, Any] = {
+    "passes": 1, "wanted": 1, "epoch": 1, "last": {}, "findings": [], "error": "", "left": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["snapshot"], ["snapshot", "orders"], ["compact"], ["scrub"]], ids=" ".join)
+async def test_every_live_node_does_it_and_the_dead_one_is_named(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logyard.client._sync.admin.STATUS_PATIENCE_S", 0.3)
+    async with fake_cluster() as cluster:
+        for node in cluster.nodes.values():
+            monkeypatch.setattr(node, "scrub", lambda start: SCRUBBED, raising=False)
+        servers = ["--servers", cluster.addresses[1]]
+        invoke = partial(CliRunner().invoke, cli)
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(invoke, ["create", "orders", "--members", "1,2,3", *servers])
+            # Nobody listens there.
+            cluster.addresses[2] = "127.0.0.1:1"
+            found = await trio.to_thread.run_sync(invoke, [*words, *servers, "--json"])
+    fields = json.loads(found.stdout.splitlines()[-1])
+    assert found.exit_code == 1 and not fields["ok"] and fields["missing"] == [2]
+    assert list(fields["nodes"]) == ["1", "3"]
+    assert "node 2 did not do it: cannot reach 127.0.0.1:1" in fields["error"]["message"]
+    assert found.stderr == f"error: {fields['error']['message']}\n"
