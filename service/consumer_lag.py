@@ -74,6 +74,7 @@ def _end(groups: Groups, name: str, topic: int, asleep: Set[int]) -> int | None:
     member = groups.members.get(uid)
     if member is not None:
         machine = member.machine
-        known = isinstance(machine, AppendLog) and machine.partition is not None and machine.partition.topic == topic
-        return machine.end if known else None
+        if not isinstance(machine, AppendLog) or machine.partition is None or machine.partition.topic != topic:
+            return None
+        return machine.end
     return groups.quiesced.row(uid).end if uid in asleep and uid in groups.quiesced else None
