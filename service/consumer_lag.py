@@ -1,21 +1,24 @@
 """How far consumer groups are behind, from a node's own tables: no group is asked.
 
 Said by the node that leads a group's coordinator, so that one node of the cluster says it. Where a partition ends is
-what this node has applied of its log, so only partitions with a copy here have a lag. Part of `status`, and of
-`metrics`.
+what this node has applied of its log, so only partitions with a copy here have a lag. Offsets are a topic's by its
+id: what was read of one that is deleted says nothing of another that has its name now, and of a log whose topic is not
+known here there is no lag. Part of `status`, and of `metrics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from heapq import nlargest
 from typing import NamedTuple
 
 from logyard.engine.raft.state import LEADER
+from logyard.machines.catalog.topics import Topics
+from logyard.machines.catalog.topics_alone import TopicsAlone
 from logyard.machines.groups import Groups as Coordinator
 from logyard.machines.log import AppendLog
 from logyard.protocol.groups import coordinators
-from logyard.protocol.topics import partition_log
+from logyard.protocol.topics import SECTION, TOPICS_LOG, partition_log
 
 from .status import Groups
 
@@ -39,21 +42,39 @@ def consumer_lags(groups: Groups, rows_max: int = ROWS_MAX) -> list[Lag]:
 
 
 def _lags(groups: Groups) -> Iterator[Lag]:
+    asleep: dict[int, Set[int]] = {}
     for name in coordinators():
         member = groups.members.get(groups.names.get(name, 0))
         if member is None or member.raft.role != LEADER or not isinstance(member.machine, Coordinator):
             continue
         for group in member.machine.groups.values():
-            for topic, number, offset in group.positions():
-                end = _end(groups, partition_log(topic, number))
+            for topic, title, number, offset in group.positions():
+                if topic not in asleep:
+                    asleep[topic] = _logs_of(groups, topic)
+                end = _end(groups, partition_log(title, number), topic, asleep[topic])
                 if end is not None:
-                    yield Lag(group.name, topic, number, offset, max(0, end - offset))
+                    yield Lag(group.name, title, number, offset, max(0, end - offset))
 
 
-def _end(groups: Groups, name: str) -> int | None:
-    """Return where a log ends, as far as this node has applied it; None of one that it has no copy of."""
+def _logs_of(groups: Groups, topic: int) -> Set[int]:
+    """Return the uids of a topic's logs; none where it is gone, or this node does not keep the topics."""
+    member = groups.members.get(groups.names.get(TOPICS_LOG, 0))
+    if member is None or not isinstance(member.machine, TopicsAlone):
+        return frozenset()
+    section = member.machine.sections[SECTION]
+    assert isinstance(section, Topics)
+    row = section.by_id.get(topic)
+    return {one.uid for one in row.partitions} if row is not None else frozenset()
+
+
+def _end(groups: Groups, name: str, topic: int, asleep: Set[int]) -> int | None:
+    """Return where a topic's log ends, as far as this node has applied it; None where it has no copy, or that is
+    another topic's. `asleep`: the logs of which this is known although they sleep."""
     uid = groups.names.get(name, 0)
     member = groups.members.get(uid)
     if member is not None:
-        return member.machine.end if isinstance(member.machine, AppendLog) else None
-    return groups.quiesced.row(uid).end if uid in groups.quiesced else None
+        machine = member.machine
+        if not isinstance(machine, AppendLog) or machine.partition is None or machine.partition.topic != topic:
+            return None
+        return machine.end
+    return groups.quiesced.row(uid).end if uid in asleep and uid in groups.quiesced else None

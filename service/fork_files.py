@@ -1,6 +1,6 @@
 """Files of forks (`engine.host.forks`): what a replica had that its group's lineage has not, for the operator.
 
-Invariant: nothing of a file is believed before all of it matched its digest. Used by `cli_forks`.
+Invariant: nothing of a file is believed before all of it matched its digest. Used by `cli.forks` and `check`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ def fork_files(data: Path) -> list[Path]:
     return sorted((data / DIRECTORY).glob(f"*{SUFFIX}"))
 
 
+def is_fork_name(path: Path) -> bool:
+    """Return whether a file lies and is called as a fork's does, whatever is in it."""
+    return path.suffix == SUFFIX and path.absolute().parent.name == DIRECTORY
+
+
 def read_fork(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the head and the entries of a file, all of it verified. Raises `Corrupt`."""
     raw = path.read_bytes()
@@ -50,7 +55,7 @@ def read_fork(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             values.append(value)
     except (ValueError, msgpack.UnpackException) as error:
         raise Corrupt(str(path), len(MAGIC) + at, "a fork's file", str(error)) from error
-    end = values[-1] if len(values) > 1 else {}
+    end = values[-1] if len(values) > 1 and isinstance(values[-1], dict) else {}
     digest = xxhash.xxh3_128_digest(memoryview(raw)[: len(MAGIC) + ended])
     if end.get("digest") != digest or end.get("entries") != len(values) - 2:
         raise Corrupt(str(path), len(MAGIC) + ended, digest.hex(), repr(end))

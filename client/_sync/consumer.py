@@ -622,19 +622,20 @@ class ConsumerGroup:
         self.name = check_group_name(name)
 
     def describe(self) -> dict[str, Any]:
-        """Return its members, and of each partition who owns it, how far it was committed, where it ends, and the lag.
-        Raises a `LogyardError` of code ``unknown_consumer_group``."""
+        """Return its members, and of each partition who owns it, how far it was committed, where it ends, and the lag;
+        nothing of topics that are deleted, also where another has the name now. Raises a
+        `LogyardError` of code ``unknown_consumer_group``."""
         found = self._known()
-        topics = {number: name for number, name, _ in found["topics"]}
         rows = {row.id: row for row in all_topics(self.yard)}
         partitions = []
         for topic, number, owner, epoch, offset, revoking, _ in found["partitions"]:
-            row = rows.get(topic)
-            log = next((one.log for one in row.readable if one.number == number), None) if row is not None else None
+            if (row := rows.get(topic)) is None:
+                continue
+            log = next((one.log for one in row.readable if one.number == number), None)
             end = (self.yard.log(log).latest()).end if log is not None else None
             partitions.append(
                 {
-                    "topic": topics.get(topic, row.name if row is not None else str(topic)), "partition": number,
+                    "topic": row.name, "partition": number,
                     "owner": owner or None, "epoch": epoch, "offset": offset if offset >= 0 else None, "end": end,
                     "lag": None if end is None or offset < 0 else max(0, end - offset), "revoking": revoking,
                 }

@@ -430,14 +430,14 @@ class Group:
         found = [[key[1], part.offset] for key, part in sorted(self.parts.items()) if key[0] == topic]
         return found if found or topic in self.shapes else None
 
-    def positions(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (topic, number, offset) of the partitions that it has read something of. Of topics of one name the
-        newest, which has the name now: what was read of a deleted one stays."""
+    def positions(self) -> Iterator[tuple[int, str, int, int]]:
+        """Yield (topic, its name, number, offset) of the partitions that it has read something of. Of topics of one
+        name the newest, which has the name now: what was read of a deleted one stays."""
         newest = {shape.name: topic for topic, shape in sorted(self.shapes.items())}
         for (topic, number), part in self.parts.items():
             shape = self.shapes.get(topic)
             if shape is not None and newest[shape.name] == topic and part.offset >= 0:
-                yield shape.name, number, part.offset
+                yield topic, shape.name, number, part.offset
 
     def described(self) -> dict[str, Any]:
         """Return everything about it, in plain values."""

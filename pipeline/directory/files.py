@@ -14,7 +14,8 @@ from pathlib import Path
 from logyard.engine.disk.door import Disk
 from logyard.engine.entry import Entry
 from logyard.engine.log.meta_rows import RingRun, runs_above
-from logyard.engine.log.record import BLOCK, HEADER_MAGIC, FileHead
+from logyard.engine.log.record import BLOCK, DATA_START, HEADER_MAGIC, FileHead, decode_frame
+from logyard.engine.log.replay_result import Current
 from logyard.engine.log.ring import FOLDER, RingReader, ring_name
 from logyard.engine.log.ring import uid_of as ring_uid
 from logyard.engine.log.segment import HEAD_BYTES, SegmentReader
@@ -67,9 +68,13 @@ def check_wal(directory: Path, facts: Facts, report: Report, shapes: bool = True
     for one in result.healed:
         report.healed("wal", f"at byte {one.offset}: {one.reason}", path=wal_path(one.file))
     if shapes:
+        spares = _spares(directory / "wal")
         with report.guarded("wal", path="wal"):
             _shapes(Disk(), directory / "wal", wal, facts, report)
-        _leftovers(directory / "wal", wal.sizes, facts, report)
+            if result.current is not None:
+                longest = max([*wal.sizes.values(), *spares.values()])
+                _end(Disk(), directory / "wal", result.current, wal.sizes[result.current.head.epoch], longest, report)
+        _leftovers(directory / "wal", wal.sizes, spares, facts, report)
     return wal
 
 
@@ -93,10 +98,6 @@ def _shapes(disk: Disk, folder: Path, wal: Wal, facts: Facts, report: Report) ->
         if following is not None and following.previous != epoch:
             following = None
         _batches(disk, folder, head, following, epoch <= facts.flushed, report)
-    current = wal.result.current
-    if current is not None and _torn(disk, folder, current.head, current.tail):
-        text = f"at byte {current.tail}: the last batch is torn; nothing in it was acknowledged, and it is cut off"
-        report.warning("torn_batch", text, path=wal_path(current.head.epoch))
 
 
 def _batches(disk: Disk, wal: Path, head: FileHead, following: FileHead | None, flushed: bool, report: Report) -> None:
@@ -113,23 +114,53 @@ def _batches(disk: Disk, wal: Path, head: FileHead, following: FileHead | None, 
                 report.healed("wal", text, path=wal_path(head.epoch))
 
 
-def _torn(disk: Disk, wal: Path, head: FileHead, tail: int) -> bool:
-    """Return whether a batch of this use of the file begins at its tail. Other bytes there are those of an earlier
-    use."""
+def _end(disk: Disk, wal: Path, current: Current, size: int, longest: int, report: Report) -> None:
+    """Say what is wrong where the last batches lie: the file was cut, or the last batch is torn. `longest`: bytes of
+    the longest file of the WAL."""
+    head, tail = current.head, current.tail
+    path = wal_path(head.epoch)
     fd = disk.open_file(str(wal / wal_name(head.epoch)))
     try:
         block = disk.read(fd, BLOCK, tail)
     finally:
         disk.close(fd)
-    return block[:4] == HEADER_MAGIC and block[8:16] == head.epoch.to_bytes(8, "little")
+    if why := _cut(block, current, size):
+        report.damage("wal", f"it has {size} bytes, {why}: it was cut, and what lay behind them is lost", path=path)
+    elif block[:4] == HEADER_MAGIC and block[8:16] == head.epoch.to_bytes(8, "little"):
+        # Other bytes there are those of an earlier use.
+        text = f"at byte {tail}: the last batch is torn; nothing in it was acknowledged, and it is cut off"
+        report.warning("torn_batch", text, path=path)
+    elif size <= tail and size < longest:
+        text = f"it is full with {size} bytes, another file of the WAL has {longest}: it was made smaller, or was cut"
+        report.warning("short_file", text, path=path)
 
 
-def _leftovers(folder: Path, sizes: dict[int, int], facts: Facts, report: Report) -> None:
-    """Report files that the next start recycles or removes."""
+def _cut(block: bytes, current: Current, size: int) -> str:
+    """Return by what the file of the last batches is known to have been longer, "" where it may not have been. `block`
+    begins where they end. A file gets all its bytes before its name; a batch lies within them, and only an empty one
+    takes the last block."""
+    tail = current.tail
+    frame = decode_frame(block, 0, HEADER_MAGIC, current.head, tail)
+    if frame is not None and frame.start == tail and frame.end > size:
+        return f"its batch at byte {tail} ends at {frame.end}"
+    if size % BLOCK or size < DATA_START + 2 * BLOCK:
+        return "which no file is made with"
+    return "and a batch with records takes its last block" if size <= tail and not current.idle else ""
+
+
+def _spares(folder: Path) -> dict[str, int]:
+    """Return the bytes of each spare file."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return {name: (folder / name).stat().st_size for name in names if name.endswith(SPARE)}
+
+
+def _leftovers(folder: Path, sizes: dict[int, int], spares: dict[str, int], facts: Facts, report: Report) -> None:
+    """Report files that the next start recycles or removes. A spare that is longer than all files in use is what the
+    next ones will be, or one in use was cut."""
     for name in Disk().list_directory(str(folder)) if folder.is_dir() else []:
         if name.endswith(TEMPORARY):
             report.orphan(f"wal/{name}", "a file that was being made when the process ended")
-        elif name.endswith(SPARE) and sizes and (folder / name).stat().st_size not in sizes.values():
+        elif sizes and name in spares and spares[name] not in sizes.values() and spares[name] < max(sizes.values()):
             report.orphan(f"wal/{name}", "a spare file of another size than the files in use")
     for number in sizes:
         if number <= facts.flushed and number not in facts.wal_files:

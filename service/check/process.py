@@ -23,8 +23,9 @@ from logyard.pipeline.directory.groups import check_group
 from logyard.pipeline.directory.meta import read_meta
 from logyard.pipeline.directory.payloads import check_payloads
 from logyard.pipeline.directory.report import Report, lacks
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import Corrupt, LogyardError
 
+from ..fork_files import fork_files, read_fork
 from ..own_machines import MachineFactory, machine_factory
 
 Tell = Callable[[dict[str, Any]], None]
@@ -79,6 +80,7 @@ def inspect(directory: Path, skip: frozenset[str], tell: Tell, make: MachineFact
         for uid in generations.homes.keys() - facts.groups.keys():
             text = "homes of a group that has no definition"
             report.warning("payload_homes", text, path="meta", group=facts.name(uid))
+        check_forks(directory, report)
     finally:
         generations.close()
         segments.close()
@@ -89,6 +91,19 @@ def inspect(directory: Path, skip: frozenset[str], tell: Tell, make: MachineFact
         "peers": {str(node): list(origin) for node, origin in facts.peers.items()},
         "complete": facts.complete,
     }  # fmt: skip
+
+
+def check_forks(directory: Path, report: Report) -> None:
+    """Read what was kept of replicas that went: nobody else has it."""
+    for file in fork_files(directory):
+        path = str(file.relative_to(directory))
+        with report.guarded("fork", path=path):
+            try:
+                read_fork(file)
+            except Corrupt as error:
+                where = f"at byte {error.details['offset']}"
+                text = f"{where}: what was kept of a replica that went is damaged, and no other node has it"
+                report.damage("fork", text, path=path)
 
 
 def main(arguments: list[str]) -> int:

@@ -32,20 +32,28 @@ def forks() -> None:
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @json_option
 def list_(directory: Path, output: Output) -> None:
-    """List the files of a node or of a local cluster's nodes, each with its log and its entries.
+    """List the files of a node or of a local cluster's nodes, each with its log and its entries. Exit 1 if any is
+    damaged.
 
     \b
     Example:
       logyard forks list ./yard
     """
     from logyard.pipeline.directory.places import data_directories
+    from logyard.protocol.errors import Corrupt
 
     from ..fork_files import fork_files, read_fork, records_of
 
     found: list[dict[str, Any]] = []
+    damaged: list[dict[str, Any]] = []
     for data in data_directories(directory):
         for path in fork_files(data):
-            head, entries = read_fork(path)
+            try:
+                head, entries = read_fork(path)
+            except Corrupt as error:
+                damaged.append({"file": str(path), "offset": error.details["offset"]})
+                output.say(f"{path}  DAMAGED at byte {error.details['offset']}: nothing of it is certain")
+                continue
             records = sum(1 for entry in entries for _ in records_of(entry))
             row = {key: head[key] for key in ("name", "uid", "machine", "node", "first", "last", "commit")}
             row = {"file": str(path), **row, "uid": f"{head['uid']:016x}", "records": records}
@@ -55,7 +63,8 @@ def list_(directory: Path, output: Output) -> None:
                 f"{path}  {head['name']} of node {head['node']}: entries {head['first']} to {head['last']} "
                 f"(committed up to {head['commit']}), {records} records"
             )
-    output.result({"ok": True, "forks": found}, f"{len(found)} forks")
+    text = f"{len(found)} forks" + (f", {len(damaged)} damaged files" if damaged else "")
+    output.result({"ok": not damaged, "forks": found, "damaged": damaged}, text)
 
 
 @forks.command()
@@ -98,17 +107,25 @@ def export(file: Path, directory: Path, output: Output) -> None:
 @click.argument("file", type=FILE)
 @json_option
 def drop(file: Path, output: Output) -> None:
-    """Remove a fork's file for good.
+    """Remove a fork's file for good, a damaged one too.
 
     \b
     Example:
       logyard forks drop ./yard/node-2/data/forks/9d0c...-17-40.fork
     """
-    from ..fork_files import read_fork
+    from logyard.protocol.errors import Corrupt
 
-    head, _ = read_fork(file)
+    from ..fork_files import is_fork_name, read_fork
+
+    log = ""
+    try:
+        log = read_fork(file)[0]["name"]
+    except Corrupt:
+        # It may be any file, but for its place and name.
+        if not is_fork_name(file):
+            raise
     file.unlink()
-    output.result({"ok": True, "log": head["name"], "file": str(file)}, f"{file} is removed")
+    output.result({"ok": True, "log": log, "file": str(file)}, f"{file} is removed")
 
 
 def commands() -> list[click.Command]:

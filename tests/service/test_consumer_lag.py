@@ -11,8 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from logyard.client.aio import connect
 from logyard.engine.raft.state import FOLLOWER, LEADER
+from logyard.machines.catalog.topics import Topics
+from logyard.machines.catalog.topics_alone import TopicsAlone
 from logyard.machines.groups import Groups as Coordinator
 from logyard.machines.groups.state import Group, Part
+from logyard.protocol.topics import LIVE, SECTION, Partition, Topic, first_layout
 from logyard.service.consumer_lag import consumer_lags
 from tests.engine.host.cluster import until
 
@@ -61,12 +64,41 @@ async def test_one_node_says_how_far_a_group_is_behind_also_without_members(tmp_
         await until(lambda: not said(), "nobody reads it")
 
 
+async def test_what_was_read_of_a_deleted_topic_says_nothing_of_one_that_has_its_name_now(tmp_path: Path) -> None:
+    async with served(tmp_path) as (run, _, addresses), connect(addresses) as yard:
+        topic = yard.topic("orders")
+
+        def said() -> list[tuple[int, int]]:
+            return [(row["offset"], row["lag"]) for row in run.nodes[1].status()["consumers"]]
+
+        async def read(count: int) -> None:
+            async with yard.consume("orders", group="billing", ttl=5) as records:
+                for _ in range(count):
+                    await records.__anext__()
+                await records.commit()
+
+        with trio.fail_after(60):
+            await topic.create(1)
+            await topic.send_many([(b"k", b"", b"x")] * 10)
+            await read(9)
+            await until(lambda: said() == [(8, 2)], "it is behind")
+            await topic.delete()
+            await topic.create(1)
+            await topic.send_many([(b"k", b"", b"x")] * 5)
+            assert said() == []
+            assert (await yard.consumer_group("billing").describe())["partitions"] == []
+            await read(2)
+            await until(lambda: said() == [(1, 4)], "of the newer one")
+            (row,) = (await yard.consumer_group("billing").describe())["partitions"]
+            assert (row["offset"], row["end"], row["lag"]) == (1, 5, 4)
+
+
 def test_no_more_rows_than_asked_for() -> None:
     class Group:
         name = "g"
 
-        def positions(self) -> list[tuple[str, int, int]]:
-            return [("t", number, number) for number in range(4)] + [("gone", 0, 5)]
+        def positions(self) -> list[tuple[int, str, int, int]]:
+            return [(7, "t", number, number) for number in range(4)] + [(8, "gone", 0, 5)]
 
     class Asleep(dict[int, Any]):
         def row(self, uid: int) -> Any:
@@ -76,9 +108,17 @@ def test_no_more_rows_than_asked_for() -> None:
     cast(Any, coordinator).groups = {"g": Group()}
     member = SimpleNamespace(raft=SimpleNamespace(role=LEADER), machine=coordinator)
     asleep = Asleep({20 + number: SimpleNamespace(end=10) for number in range(4)})
-    names = {"_groups-3": 1, **{f"t.{number}": 20 + number for number in range(4)}}
-    groups = cast(Any, SimpleNamespace(members={1: member}, names=names, quiesced=asleep))
+    names = {"_groups-3": 1, "_topics": 2, **{f"t.{number}": 20 + number for number in range(4)}}
+    topics = TopicsAlone()
+    logs = tuple(Partition(number, f"t.{number}", 20 + number) for number in range(4))
+    by_id = cast(Topics, topics.sections[SECTION]).by_id
+    by_id[7] = Topic(7, "t", 1, LIVE, 1, first_layout(range(4)), logs, 4)
+    keeper = SimpleNamespace(machine=topics)
+    groups = cast(Any, SimpleNamespace(members={1: member, 2: keeper}, names=names, quiesced=asleep))
     assert [(row.partition, row.offset, row.lag) for row in consumer_lags(groups, 2)] == [(0, 0, 10), (1, 1, 9)]
+    by_id[9] = by_id.pop(7)._replace(id=9)
+    assert not consumer_lags(groups), "logs that sleep are of another topic now"
+    by_id[7] = by_id.pop(9)
     member.raft.role = FOLLOWER
     assert not consumer_lags(groups)
 
@@ -91,4 +131,4 @@ def test_of_topics_of_one_name_the_newest_has_it() -> None:
         part = group.parts[topic, 0] = Part()
         part.commit(offset)
     group.parts[9, 1] = Part()
-    assert list(group.positions()) == [("orders", 0, 5)]
+    assert list(group.positions()) == [(9, "orders", 0, 5)]

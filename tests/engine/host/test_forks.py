@@ -16,6 +16,8 @@ from logyard.engine.disk.door import Disk
 from logyard.engine.host import forks
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.member import STOPPED
+from logyard.pipeline.directory.report import Report
+from logyard.service.check.process import check_forks
 from logyard.service.cli.root import cli
 from logyard.service.fork_files import fork_files, read_fork, records_of
 
@@ -93,11 +95,33 @@ def command_line(data: Path, file: Path, target: Path, bodies: list[bytes]) -> N
     spoilt = bytearray(file.read_bytes())
     spoilt[len(spoilt) // 2] ^= 1
     file.write_bytes(spoilt)
-    assert CliRunner().invoke(cli, ["forks", "drop", str(file)]).exit_code == 1 and file.exists()
+    elsewhere = target / file.name
+    elsewhere.write_bytes(spoilt)
+    assert CliRunner().invoke(cli, ["forks", "drop", str(elsewhere)]).exit_code == 1 and elsewhere.exists()
     spoilt[len(spoilt) // 2] ^= 1
     file.write_bytes(spoilt)
+    damaged_ones_are_named_and_dropped(data, file, target.with_name(f"{target.name}-again"), bytes(spoilt))
     run("drop", str(file))
     assert not file.exists()
+
+
+def damaged_ones_are_named_and_dropped(data: Path, good: Path, target: Path, whole: bytes) -> None:
+    """They are in nobody's way: of the good one everything goes on."""
+    damage = {"a-1-2": b"", "b-1-2": b"\x01\x02\x03" * 99, "c-1-2": forks.MAGIC + b"\x01\x02", "d-1-2": whole[:-3]}
+    for name, body in damage.items():
+        good.with_name(f"{name}.fork").write_bytes(body)
+    paths = [str(good.with_name(f"{name}.fork")) for name in damage]
+    done = CliRunner().invoke(cli, ["forks", "list", str(data), "--json"])
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert done.exit_code == 1 and not said["ok"]
+    assert [one["file"] for one in said["forks"]] == [str(good)] and [one["file"] for one in said["damaged"]] == paths
+    assert CliRunner().invoke(cli, ["forks", "export", str(good), str(target)]).exit_code == 0
+    report = Report(lambda *_: None, lambda _: None)
+    check_forks(data, report)
+    assert [one["path"] for one in report.findings] == [f"forks/{name}.fork" for name in damage]
+    assert {(one["severity"], one["kind"]) for one in report.findings} == {("damage", "fork")}
+    for path in paths:
+        assert CliRunner().invoke(cli, ["forks", "drop", path]).exit_code == 0 and not Path(path).exists()
 
 
 async def test_a_member_that_was_merely_away_keeps_nothing(tmp_path: Path) -> None:

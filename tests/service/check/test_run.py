@@ -425,6 +425,40 @@ def test_a_cut_wal_file(data: Path) -> None:
     expect(report, f"wal/{path.name}", "gamma", "hash")
 
 
+def test_a_cut_of_the_wal_file_in_use(tmp_path: Path) -> None:
+    async def main(number: int) -> None:
+        async with open_system(tmp_path / "data", CONFIG) as system:
+            await fill(await start(system), number, 1)
+
+    trio.run(main, 0)
+    # A start begins with an empty batch.
+    trio.run(main, 1)
+    path = wal_files(tmp_path / "data")[-1]
+    whole, starts = path.read_bytes(), batches(path)
+    full, size = next(at for at in starts if struct.unpack_from("<I", whole, at + 36)[0]), len(whole)
+    end = full + struct.unpack_from("<Q", whole, full + 56)[0]
+    with open(path.parent / "new-9.spare", "wb") as spare:
+        spare.truncate(size)
+
+    def found(length: int) -> list[dict[str, str]]:
+        path.write_bytes(whole[:length].ljust(length, b"\0"))
+        report = inspected(tmp_path / "data")
+        return [one for one in report["findings"] if one["severity"] in ("damage", "warning") and one["kind"] != "ring"]
+
+    assert found(size) == []
+    for length in (5000, BLOCK, DATA_START, end, end - BLOCK, end - 1, size - 1, size - BLOCK - 7):
+        cut = [one for one in found(length) if one["severity"] == "damage" and one["path"] == f"wal/{path.name}"]
+        assert cut and "cut" in cut[0]["message"], length
+        assert not any("spare" in one["path"] for one in found(length)), length
+    # Behind an empty batch it may have been made so; behind all of them nothing is lost, whatever the configuration.
+    empty = next(at for at in starts if not struct.unpack_from("<I", whole, at + 36)[0]) + BLOCK
+    short = [(one["kind"], one["path"]) for one in found(empty) if one["severity"] == "warning"]
+    assert short == [("short_file", f"wal/{path.name}")]
+    assert found(size - BLOCK) == []
+    (path.parent / "new-9.spare").unlink()
+    assert found(size + (1 << 20)) == []
+
+
 def segment_of(path: Path, text: bytes) -> Path:
     home, _ = holding(path / "wal", "*.wal", text)
     return path / "segments" / f"{home.stem}.seg"
