@@ -18,6 +18,8 @@ from ..identity import Origin
 from ..ranges import subtract
 
 KEY = struct.Struct(">Q")
+LIFE = struct.Struct("<QQ")
+ALL = (1 << 64) - 1
 STORE = b"p"
 """Prefix of the payload store's own rows."""
 DELETED = b"d"
@@ -251,6 +253,18 @@ def peer_key(node: int) -> bytes:
 def peers(found: Iterable[tuple[bytes, bytes]]) -> dict[int, Origin]:
     """Return the rows of other nodes, read back."""
     return {int.from_bytes(key[1:], "big"): Origin(*msgpack.unpackb(value)[:4]) for key, value in found}
+
+
+def unmet(epoch: int, claimed: int) -> bytes:
+    """Return the row `UNMET` of a life that claims so many batches."""
+    return LIFE.pack(epoch, claimed)
+
+
+def claimed(row: bytes | None, epoch: int) -> int:
+    """Return how many batches the life of that epoch claims at most: `ALL` where another node has answered it, or the
+    row is of another life."""
+    life, most = LIFE.unpack(row) if row is not None and len(row) == LIFE.size else (0, 0)
+    return int(most) if life == epoch > 0 else ALL
 
 
 def departed(found: Iterable[tuple[bytes, bytes]]) -> dict[int, Departed]:

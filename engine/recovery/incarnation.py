@@ -55,7 +55,7 @@ class Incarnation:
         self.cluster_id = cluster_id
         self.origin = Origin(0, 0, 0, 0)
         self.acquaintances = Acquaintances()
-        self._claimed: int | None = None
+        self._claimed = meta_rows.ALL
         self._disk = disk
         self._path = path
         self._meta = meta
@@ -80,9 +80,7 @@ class Incarnation:
         number = meta.get(meta_rows.DIRECTORY) or os.urandom(8)
         start = int.from_bytes(os.urandom(8), "little")
         epoch = int.from_bytes(stored or b"", "little") + 1
-        unmet = meta.get(meta_rows.UNMET)
-        if unmet is not None and unmet[:8] == stored:
-            self._claimed = int.from_bytes(unmet[8:], "little")
+        self._claimed = meta_rows.claimed(meta.get(meta_rows.UNMET), epoch - 1)
         self.origin = Origin(int.from_bytes(number, "little"), epoch, start, 0)
         known = meta_rows.peers(meta.scan(meta_rows.PEER))
         for node, origin in known.items():
@@ -97,13 +95,13 @@ class Incarnation:
         """Make this life durable: everything was read. It claims to have `written` so many batches, without those of
         lives that no other node knew; who lost some knows it, and claims none: its groups are mended. BLOCKING."""
         origin = self.origin
-        claim = written if self._claimed is None else min(written, self._claimed)
+        claim = min(written, self._claimed)
         # The first commit, unless a group was found damaged: what was read of the store is mapped no more from here on.
         self._meta.commit(
             [
                 (meta_rows.EPOCH, origin.epoch.to_bytes(8, "little")),
                 (meta_rows.DIRECTORY, origin.directory.to_bytes(8, "little")),
-                (meta_rows.UNMET, origin.epoch.to_bytes(8, "little") + claim.to_bytes(8, "little")),
+                (meta_rows.UNMET, meta_rows.unmet(origin.epoch, claim)),
             ]
         )
         self.origin = origin._replace(written=claim)

@@ -43,8 +43,8 @@ class Facts:
     """What the meta store says. `complete`: no row is lost, so what nothing names is nobody's."""
 
     __slots__ = (
-        "node", "cluster", "epoch", "groups", "states", "snapshots", "chunks", "wal_files", "flushed", "deleted",
-        "departed", "store", "lost", "damaged", "complete", "directory", "peers", "refused",
+        "node", "cluster", "epoch", "groups", "states", "snapshots", "chunks", "wal_files", "flushed", "claimed",
+        "deleted", "departed", "store", "lost", "damaged", "complete", "directory", "peers", "refused",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -64,6 +64,8 @@ class Facts:
         self.wal_files: dict[int, int] = {}
         """Sealed WAL files that are homes: number -> where their batches end, in bytes."""
         self.flushed = 0
+        self.claimed = meta_rows.ALL
+        """How many batches the last life may claim at most."""
         self.deleted: set[int] = set()
         self.departed: dict[int, meta_rows.Departed] = {}
         """What replicas that went from here promised."""
@@ -100,6 +102,7 @@ class Facts:
 
         self.epoch = int.from_bytes(meta.get(meta_rows.EPOCH) or b"", "little")
         self.directory = int.from_bytes(meta.get(meta_rows.DIRECTORY) or b"", "little")
+        self.claimed = meta_rows.claimed(meta.get(meta_rows.UNMET), self.epoch)
         self.refused = (meta.get(meta_rows.OUTDATED) or b"").decode("utf-8", "replace")
         take(GroupRow.PREFIX, self._take_group)
         take(StateRow.PREFIX, self._take_state)

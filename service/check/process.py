@@ -87,7 +87,7 @@ def inspect(directory: Path, skip: frozenset[str], tell: Tell, make: MachineFact
     report.finish()
     return {
         **report.fields(), "node": facts.node, "cluster": facts.cluster, "epoch": facts.epoch, "groups": groups,
-        "directory": facts.directory, "written": wal.written,
+        "directory": facts.directory, "written": min(wal.written, facts.claimed),
         "peers": {str(node): list(origin) for node, origin in facts.peers.items()},
         "complete": facts.complete,
     }  # fmt: skip

@@ -49,6 +49,11 @@ def test_rows_are_gathered_and_those_that_say_nonsense_are_told() -> None:
     found.gather(meta, lambda key, error: bad.append(key))
     assert bad == [state_key(8)] and not found.complete
     assert found.groups.keys() == found.states.keys() == {7} and (found.epoch, found.refused) == (3, "older")
+    assert found.claimed == meta_rows.ALL
+    for life, claimed in ((3, 5), (2, meta_rows.ALL)):
+        meta[meta_rows.UNMET] = meta_rows.unmet(life, 5)
+        found.gather(meta, lambda key, error: None)
+        assert found.claimed == claimed, "of another life, by a release that does not know the row, it says nothing"
     # This node is a member of group 7 again.
     assert found.deleted == {9} and found.departed[7].term == 1 and found.damaged[9].reason == "lost"
 

@@ -22,7 +22,9 @@ async def met(c: Cluster, number: int) -> None:
     """The others have heard what is durable on a node by now, and stored it."""
     group_commit = c.system(number).storage.group_commit
     await until(lambda: group_commit.sealed and not group_commit.busy)
-    written = c.system(number).vitals().written
+    system = c.system(number)
+    await until(lambda: system.vitals().written == system.wal.next_batch)
+    written = system.wal.next_batch
     for other in c.ids:
         if other != number:
             known = c.system(other).incarnation.acquaintances
