@@ -94,14 +94,15 @@ class GroupConsumer:
     blocking face ``with``), or `close` it: until then, and at most five minutes after the last record was asked for, it
     keeps its partitions.
 
-    `assignment`: the partitions that it has. It ends by itself with a `LogyardError` of code ``fenced`` when a newer
-    process is this `member`, and with ``no_offset`` where `start` is ``error``.
+    `assignment`: the partitions that it has; `trouble`: what kept it from asking for records when it tried last, which
+    it tries again (nobody leads, no node answers), None when it could. It ends by itself with a `LogyardError` of code
+    ``fenced`` when a newer process is this `member`, and with ``no_offset`` where `start` is ``error``.
     """
 
     __slots__ = (
-        "yard", "topic", "group", "start", "member", "ttl", "zone", "commit_every", "bodies", "failure", "closed",
-        "_coordinator", "_row", "_own", "_news", "_given", "_beat_at", "_refresh_at", "_commit_at", "_called", "_turn",
-        "_beating", "_max_records", "_max_bytes", "_reading", "_retire_at", "_stale_at", "_knows_ends",
+        "yard", "topic", "group", "start", "member", "ttl", "zone", "commit_every", "bodies", "failure", "trouble",
+        "closed", "_coordinator", "_row", "_own", "_news", "_given", "_beat_at", "_refresh_at", "_commit_at", "_called",
+        "_turn", "_beating", "_max_records", "_max_bytes", "_reading", "_retire_at", "_stale_at", "_knows_ends",
         "_instance",
     )  # fmt: skip
 
@@ -133,6 +134,7 @@ class GroupConsumer:
         self.commit_every = commit_every
         self.bodies = bodies
         self.failure: LogyardError | None = None
+        self.trouble: LogyardError | None = None
         self.closed = False
         self._max_records, self._max_bytes = max_records, max_bytes
         self._coordinator = coordinator_of(group)
@@ -240,10 +242,12 @@ class GroupConsumer:
                 if left <= 0:
                     return None
                 self._fetch(min(left, WAIT_S))
+                self.trouble = None
             except LogyardError as error:
                 # Who can't be reached now may be reached later: nothing is given before.
                 if not passing(error):
                     raise
+                self.trouble = error
                 if left <= 0:
                     return None
                 self.yard.pause(min(left, WAIT_S))

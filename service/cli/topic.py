@@ -335,6 +335,8 @@ def consume(
             while count is None or taken < count:
                 record = next(records, None) if follow else records.get(wait)
                 if record is None:
+                    if records.trouble is not None:
+                        raise records.trouble.again()
                     break
                 taken += 1
                 if output.json_wanted:

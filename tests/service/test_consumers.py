@@ -19,7 +19,7 @@ from logyard.client._sync import consumer as blocking
 from logyard.client._sync.consumer import GroupConsumer
 from logyard.client.sync import connect_sync
 from logyard.machines.log.retention import AGE_MS_MAX, AGE_MS_MIN
-from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, Unknown
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, Unknown
 from logyard.protocol.groups import leave_command
 from logyard.protocol.topics import partition_log
 from logyard.service.cli import topic as topic_cli
@@ -131,6 +131,29 @@ async def test_the_command_line_commits_nothing_that_it_did_not_write(
             assert [one["payload"] for one in told["records"]] == ["0", "1", "2", "3"]
             told = json.loads(run("consume", "orders", "--group", "g", "--wait", "0.1", "--json").stdout)
             assert told["records"] == []
+
+        await trio.to_thread.run_sync(work)
+
+
+async def test_a_group_that_nobody_leads_is_no_topic_without_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two of three nodes dead a new group took nothing for a minute, and the command was a success."""
+
+    def nobody_leads(self: GroupConsumer) -> None:
+        raise NotLeader.told("_groups-3: no leader known")
+
+    async with served(tmp_path) as (_, _, servers):
+
+        def work() -> None:
+            with connect_sync(servers) as yard:
+                yard.topic("orders").create(1)
+            words = ["consume", "orders", "--group", "g", "--wait", "0.1", "--json", "--servers", ",".join(servers)]
+            with monkeypatch.context() as patched:
+                patched.setattr(GroupConsumer, "_join", nobody_leads)
+                failed = CliRunner().invoke(cli, words)
+            assert failed.exit_code == 1 and json.loads(failed.stdout)["error"]["code"] == "not_leader"
+            assert json.loads(CliRunner().invoke(cli, words).stdout)["ok"]
 
         await trio.to_thread.run_sync(work)
 
