@@ -18,8 +18,8 @@ import sys
 from logyard.service.cli import root
 
 def run(prog_name):
-    print("running", flush=True)
     try:
+        print("running", flush=True)
         signal.pause()
     finally:
         print("cleaning", flush=True)
