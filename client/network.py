@@ -24,7 +24,7 @@ from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
 from .runtime import Nursery, Runtime, running
-from .session import Pushed, Retry, Routes, backoff, is_nowhere, not_found, outcome, unreachable
+from .session import Pushed, Retry, Routes, backoff, not_found, outcome, unreachable
 from .session_keeper import SessionKeeper
 
 TIMEOUT_S = 30.0
@@ -336,7 +336,7 @@ class Network(AdminVerbs):
             if name in self._wanted:
                 self._wanted[name] = self._wanted.pop(name)
         self._lacking = {name: unheard for name in names if name in unknown and unheard}
-        nowhere = [name for name in names if name in unknown and is_nowhere(name, heard, len(unheard))]
+        nowhere = [name for name in names if name in unknown and self.routes.is_nowhere(name, heard, len(unheard))]
         if nowhere and not await self._hears_of_more():
             for name in nowhere:
                 self._tell(name, not_found(name, unheard))

@@ -35,8 +35,7 @@ from logyard.protocol.wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPL
 
 from .admin import Call, T
 
-COMMON = frozenset({TOPICS_LOG, *coordinators()})
-"""Groups that clients make, of several members, when they are first used."""
+COORDINATORS = frozenset(coordinators())
 BACKOFF_FIRST = 0.01
 BACKOFF_LAST = 0.25
 TLS_TRIES = 4
@@ -276,12 +275,13 @@ class Routes:
             uid, _, members = self.groups[name]
             self.groups[name] = (uid, error.leader if isinstance(error, NotLeader) else 0, members)
 
-
-def is_nowhere(name: str, unknown: int, unheard: int) -> bool:
-    """Return whether a group is nowhere that `unknown` nodes do not have, and no other one of those that answered,
-    where `unheard` did not. What has something in it is on two nodes at least, if it has several members: of such one
-    node that is down keeps nobody from making it anew."""
-    return not unheard or (name in COMMON and unheard == 1 < unknown)
+    def is_nowhere(self, name: str, unknown: int, unheard: int) -> bool:
+        """Return whether a group is nowhere that `unknown` nodes do not have, and no other one of those that answered,
+        where `unheard` did not. One node that is down keeps nobody from making a coordinator: it has as many members
+        as the topics' log, which is made before it, and so it is on another node as well as soon as anything is in it.
+        Where that log is not known, or has one member, its cluster may have grown since, and nothing is certain."""
+        _, _, members = self.groups.get(TOPICS_LOG, (0, 0, ()))
+        return not unheard or (name in COORDINATORS and len(members) > 1 and unheard == 1 < unknown)
 
 
 def not_found(name: str, unheard: Iterable[tuple[str, int]]) -> LogyardError:

@@ -29,7 +29,7 @@ from .log import SESSION_TTL_S, close_call, open_call
 from .machine_sync import Machine
 from .queue_sync import Queue
 from .sequences import RENEW, STRUCK, Ticket, expired, final, new_number
-from .session import ATTEMPT_S, Pushed, Retry, Routes, is_nowhere, not_found, outcome
+from .session import ATTEMPT_S, Pushed, Retry, Routes, not_found, outcome
 from .sync_link import Connection
 from .sync_log import Log
 from .sync_session import SyncSession
@@ -472,7 +472,9 @@ class Yard(AdminVerbs, TopicVerbs):
                     return uid, self._routes.addresses[leader]
             unknown += not answer.value
         if unknown and unknown + len(unheard) == len(everyone):
-            if is_nowhere(name, unknown, len(unheard)) and not self._hears_of_more(everyone, retry.deadline):
+            if self._routes.is_nowhere(name, unknown, len(unheard)) and not self._hears_of_more(
+                everyone, retry.deadline
+            ):
                 raise not_found(name, unheard)
             if unheard:
                 raise NotLeader.told(not_found(name, unheard).message)

@@ -628,8 +628,9 @@ class ConsumerGroup:
         """Return its members, and of each partition who owns it, how far it was committed, where it ends, and the lag;
         nothing of topics that are deleted, also where another has the name now. Raises a
         `LogyardError` of code ``unknown_consumer_group``."""
-        found = await self._known()
+        # First: who knows the topics' log is sure of a coordinator that is not there.
         rows = {row.id: row for row in await all_topics(self.yard)}
+        found = await self._known()
         partitions = []
         for topic, number, owner, epoch, offset, revoking, _ in found["partitions"]:
             if (row := rows.get(topic)) is None:
@@ -703,6 +704,8 @@ class ConsumerGroup:
 async def all_groups(yard: ConsumersYard) -> list[dict[str, Any]]:
     """Return a row of each consumer group."""
     found = []
+    # First: who knows the topics' log is sure of coordinators that are not there.
+    await all_topics(yard)
     for name in coordinators():
         try:
             rows = unpacked(await yard.machine(name).query(list_question()))

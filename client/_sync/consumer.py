@@ -629,8 +629,9 @@ class ConsumerGroup:
         """Return its members, and of each partition who owns it, how far it was committed, where it ends, and the lag;
         nothing of topics that are deleted, also where another has the name now. Raises a
         `LogyardError` of code ``unknown_consumer_group``."""
-        found = self._known()
+        # First: who knows the topics' log is sure of a coordinator that is not there.
         rows = {row.id: row for row in all_topics(self.yard)}
+        found = self._known()
         partitions = []
         for topic, number, owner, epoch, offset, revoking, _ in found["partitions"]:
             if (row := rows.get(topic)) is None:
@@ -704,6 +705,8 @@ class ConsumerGroup:
 def all_groups(yard: ConsumersYard) -> list[dict[str, Any]]:
     """Return a row of each consumer group."""
     found = []
+    # First: who knows the topics' log is sure of coordinators that are not there.
+    all_topics(yard)
     for name in coordinators():
         try:
             rows = unpacked(yard.machine(name).query(list_question()))

@@ -60,16 +60,24 @@ async def test_a_group_that_no_node_has_is_unknown() -> None:
     assert isinstance(wanted.error, UnknownGroup)
 
 
-# Which nodes are down, and which groups no node can have then: those that are made with several members.
-DOWN = [("", {"_groups-0", "_topics", "log"}), ("b", {"_groups-0", "_topics"}), ("bc", set()), ("abc", set())]
+# Which nodes are down, how many members the topics' log has (0: it is not known), and which groups no node can have.
+EVERY = {"_groups-0", "other", "log"}
+DOWN = [
+    ("", 0, EVERY), ("", 3, EVERY), ("b", 3, {"_groups-0"}), ("b", 1, set()), ("b", 0, set()), ("bc", 3, set()),
+    ("abc", 3, set()),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("down", "nowhere"), DOWN)
-async def test_one_node_that_is_down_keeps_nobody_from_making_a_coordinator(down: str, nowhere: set[str]) -> None:
-    """A new consumer group read nothing for as long as one of three nodes was down."""
+@pytest.mark.parametrize(("down", "copies", "nowhere"), DOWN)
+async def test_one_node_that_is_down_keeps_nobody_from_making_a_coordinator(
+    down: str, copies: int, nowhere: set[str]
+) -> None:
+    """A new consumer group read nothing for as long as one of three nodes was down. In a
+    cluster that grew from one node that one may have all that there is of it."""
     net = Net(OLD)
+    net.routes.groups["_topics"] = (9, 0, tuple(range(1, copies + 1)))
     net.down = down
-    wanted = {name: net._want(name) for name in ("_groups-0", "_topics", "log")}
+    wanted = {name: net._want(name) for name in EVERY}
     for _ in range(3):
         await net._locate_round()
     found = {name: one.error for name, one in wanted.items() if one.error is not None}
@@ -114,11 +122,12 @@ def test_the_blocking_client_asks_them_as_well() -> None:
     assert "locate d" in yard.asked and yard.asked.count("locate a") == 2
 
 
-@pytest.mark.parametrize("name", ["_groups-0", "_topics", "log"])
-@pytest.mark.parametrize(("down", "nowhere"), DOWN)
-def test_nor_does_it_with_the_blocking_client(down: str, nowhere: set[str], name: str) -> None:
+@pytest.mark.parametrize("name", sorted(EVERY))
+@pytest.mark.parametrize(("down", "copies", "nowhere"), DOWN)
+def test_nor_does_it_with_the_blocking_client(down: str, copies: int, nowhere: set[str], name: str) -> None:
     yard, retry = Blocking(OLD), Retry(time.monotonic() + 9, random.Random(1), False)
     yard.down = down
+    yard._routes.groups["_topics"] = (9, 0, tuple(range(1, copies + 1)))
     with pytest.raises(UnknownGroup if name in nowhere else NotLeader) as raised:
         yard._leader(name, retry)
     if down in ("b", "bc"):

@@ -40,7 +40,7 @@ class Ground:
         self.reviving: set[int] = set()
         # Nodes with another file system than theirs for a while: theirs.
         self.true_files: dict[int, FileSystem] = {}
-        # Copies of directories, with the batches that each had.
+        # Copies of directories.
         self.old_files: dict[int, FileSystem] = {}
 
     def after(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> None:
