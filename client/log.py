@@ -299,9 +299,10 @@ def partition_call(name: str, command: bytes) -> Call[bytes]:
     return ask("partition", bytes, kind="log", name=name, command=command)
 
 
-def delete_partition_call(name: str, topic: int) -> Call[Any]:
-    """Return the call that deletes the log of a topic's partition, which nobody else may."""
-    return ask("delete", plain, name=name, topic=topic)
+def delete_partition_call(name: str, topic: int, uid: int = 0) -> Call[Any]:
+    """Return the call that deletes the log of a topic's partition, which nobody else may. `uid`: of that log, 0:
+    whichever has the name."""
+    return ask("delete", plain, name=name, topic=topic, uid=uid)
 
 
 def ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -360,7 +360,7 @@ _TABLE = (
         (fresh_names("names"), nodes("members"), text("machine", "log"), small_map("arguments")),
         NODE, True, CREATE,
     ),
-    Verb("delete", (NAME, flag("force", False), number("topic", 0)), LEADER, False, ADMIN),
+    Verb("delete", (NAME, flag("force", False), number("topic", 0), uid("uid")), LEADER, False, ADMIN),
     Verb("list", (), NODE, True, READ),
     Verb("describe", (NAME,), MEMBER, True, READ),
     Verb("locate", (names("names"),), NODE, True, READ),

@@ -96,11 +96,13 @@ class GroupVerbs:
         _check_open(machine)
         return await self._registry.create_batch(names, members, machine, arguments)
 
-    async def delete_group(self, name: str, force: bool = False, topic: int = 0) -> None:
+    async def delete_group(self, name: str, force: bool = False, topic: int = 0, uid: int = 0) -> None:
         """Delete a group: a command, on its leader; members that are away learn of it when they speak. `force`: tell
         the nodes one by one instead, from any member's, for a group without a quorum. `topic`: the one whose partition
-        it is. Raises `NotLeader`, `Refused` for a partition of a topic that does not ask for it."""
+        it is; `uid`: of the one that is meant, 0: whichever has the name. Raises `NotLeader`, `UnknownGroup`, `Refused`
+        for a partition of a topic that does not ask for it."""
         member = self._groups.find(name)
+        check_meant(member, uid)
         if not force:
             check_owner(member, topic)
             pending: PendingReply[bytes] = PendingReply()
@@ -142,6 +144,13 @@ class GroupVerbs:
         with trio.move_on_after(LED_SECONDS), contextlib.suppress(LogyardError):
             for member in map(self._groups.find, names):
                 await wait(member, partial(_is_led, member))
+
+
+def check_meant(member: Member, uid: int) -> None:
+    """Raise `UnknownGroup` for a group that is not the one that is meant and had its name before (0: whichever)."""
+    if uid not in (0, member.uid):
+        name = member.spec.name
+        raise UnknownGroup(f"{name!r} is another group now", name=name)
 
 
 def check_owner(member: Member, topic: int) -> None:
@@ -212,12 +221,13 @@ class ByCatalogue:
         _check_open(machine)
         return await self._births.create_batch(names, members, machine, arguments)
 
-    async def delete_group(self, name: str, force: bool = False, topic: int = 0) -> None:
+    async def delete_group(self, name: str, force: bool = False, topic: int = 0, uid: int = 0) -> None:
         """Delete a group; the catalogue knows it first, so that nobody counts on it any more. Raises `NotLeader`,
         `Refused`."""
         if name == RESERVED:
             raise Refused(f"{name!r} is the cluster's own")
         member = self._find(name)
+        check_meant(member, uid)
         if not force:
             check_owner(member, topic)
             check_leader(member)

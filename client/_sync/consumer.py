@@ -21,6 +21,7 @@ from logyard.protocol.frame import FRAME_BYTES_MAX
 from logyard.protocol.groups import (
     FENCED,
     MACHINE,
+    NO_OFFSET,
     TTL_MS_MAX,
     TTL_MS_MIN,
     UNKNOWN_MEMBER,
@@ -633,11 +634,15 @@ class ConsumerGroup:
         rows = {row.id: row for row in all_topics(self.yard)}
         found = self._known()
         partitions = []
+        born = {(topic, number): epoch for topic, number, epoch in found.get("born", ())}
         for topic, number, owner, epoch, offset, revoking, _ in found["partitions"]:
             if (row := rows.get(topic)) is None:
                 continue
-            log = next((one.log for one in row.readable if one.number == number), None)
-            end = (self.yard.log(log).latest()).end if log is not None else None
+            there = next((one for one in row.readable if one.number == number), None)
+            end = (self.yard.log(there.log).latest()).end if there is not None else None
+            if there is not None and there.born != born.get((topic, number), 0):
+                # What was committed is of another one that had its number before.
+                offset = NO_OFFSET
             partitions.append(
                 {
                     "topic": row.name, "partition": number,

@@ -18,7 +18,7 @@ import msgpack
 
 from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, Refused, Unknown, UnknownGroup
 from logyard.protocol.frame import Buffer
-from logyard.protocol.groups import coordinators, offsets_question, unpacked
+from logyard.protocol.groups import NO_OFFSET, coordinators, offsets_question, unpacked
 from logyard.protocol.topics import (
     ADDING,
     DELETING,
@@ -515,12 +515,12 @@ class Topic:
             gone += self._read_by_all(row, left)
         if gone:
             # First nobody is to begin with it; then its log goes; then its number is free.
-            row = self._tell("retire", {"id": row.id, "numbers": gone})
+            row = self._tell("retire", _named(row, [one for one in row.partitions if one.number in gone]))
         retired = [one for one in row.partitions if one.retired]
         for one in retired:
-            self._delete_log(row, one.log)
+            self._delete_log(row, one.log, one.uid)
         if retired:
-            row = self._tell("drained", {"id": row.id, "numbers": [one.number for one in retired]})
+            row = self._tell("drained", _named(row, retired))
         return row
 
     def _is_empty(self, one: Partition) -> bool:
@@ -529,17 +529,23 @@ class Topic:
 
     def _read_by_all(self, row: Row, draining: Sequence[Partition]) -> list[int]:
         """Return the numbers of those that each group has read; none where there is no group."""
-        groups: list[dict[int, int]] = []
+        groups: list[dict[tuple[int, int], int]] = []
         for name in coordinators():
             try:
                 reply = self.yard.machine(name).query(offsets_question(row.id), consistency="linearizable")
             except UnknownGroup:
                 # It coordinates nobody.
                 continue
-            groups += (dict(offsets) for _, offsets in unpacked(reply))
+            for _, offsets in unpacked(reply):
+                groups.append({(number, born[0] if born else 0): offset for number, offset, *born in offsets})
         if not groups:
             return []
-        return [one.number for one in draining if all(own.get(one.number, -1) >= (one.end or 0) for own in groups)]
+        # A group that has not heard of this one yet may have read another one of its number.
+        return [
+            one.number
+            for one in draining
+            if all(own.get((one.number, one.born), NO_OFFSET) >= (one.end or 0) for own in groups)
+        ]
 
     def _give_up(self, row: Row, name: str) -> None:
         """Delete a partition's log, or what a former topic of this name left there; what is somebody's own stays."""
@@ -552,8 +558,9 @@ class Topic:
                 if told is not None and told[0] != row.id:
                     self._delete_log(row._replace(id=told[0]), name)
 
-    def _delete_log(self, row: Row, name: str) -> None:
-        call = delete_partition_call(name, row.id)
+    def _delete_log(self, row: Row, name: str, uid: int = 0) -> None:
+        """Delete a partition's log; with `uid` that one only: its name may be another's by now."""
+        call = delete_partition_call(name, row.id, uid)
         try:
             try:
                 self.yard.run(call)
@@ -629,6 +636,11 @@ class TopicProducer:
             raise BadRequest("a sequence is a number from 1 up")
         self.last = max(self.last, chosen)
         return self._topic.produce(self.number, chosen, key, metadata, payload)
+
+
+def _named(row: Row, partitions: Sequence[Partition]) -> dict[str, Any]:
+    """Return what names partitions in a command, so that it means no others that have their numbers by then."""
+    return {"id": row.id, "numbers": [one.number for one in partitions], "uids": [one.uid for one in partitions]}
 
 
 def _options(age: float, size: int, records: int) -> dict[str, float | int]:

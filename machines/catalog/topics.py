@@ -226,19 +226,17 @@ class Topics:
 
     def _retire(self, values: Mapping[str, Any]) -> Topic:
         """Have partitions that ended not be read any more: their logs may go."""
-        found, numbers = self._numbered(values), set(values["numbers"])
-        if all(one.retired for one in found.partitions if one.number in numbers and one.end is not None):
+        found = self._numbered(values)
+        gone = {one.number for one in _meant(found, values) if one.end is not None and not one.retired}
+        if not gone:
             return found
-        partitions = tuple(
-            one._replace(retired=True) if one.number in numbers and one.end is not None else one
-            for one in found.partitions
-        )
-        return self._put(found._replace(partitions=partitions))
+        partitions = (one._replace(retired=True) if one.number in gone else one for one in found.partitions)
+        return self._put(found._replace(partitions=tuple(partitions)))
 
     def _drained(self, values: Mapping[str, Any]) -> Topic:
         """Note that logs of retired partitions are gone: their numbers are free, and nobody waits for them."""
-        found, numbers = self._numbered(values), set(values["numbers"])
-        gone = [one for one in found.partitions if one.number in numbers and one.retired]
+        found = self._numbered(values)
+        gone = [one for one in _meant(found, values) if one.retired]
         if not gone:
             return found
         numbers = {one.number for one in gone}
@@ -321,6 +319,14 @@ def _checked(options: Any) -> dict[str, Any]:
         if name not in OPTIONS or type(value) not in kinds or value < 0:
             raise Reject("bad_request", f"a topic's options are {', '.join(OPTIONS)}, numbers from 0 up; not {name!r}")
     return {name: value for name, value in sorted(options.items()) if value}
+
+
+def _meant(topic: Topic, values: Mapping[str, Any]) -> list[Partition]:
+    """Return the partitions that a command means: whoever was stopped on the way means none that has their number now.
+    Without `uids` it is whichever has it."""
+    numbers = [whole(number) for number in values["numbers"]]
+    meant = dict(zip(numbers, values.get("uids") or (None,) * len(numbers), strict=True))
+    return [one for one in topic.partitions if one.number in meant and meant[one.number] in (None, one.uid)]
 
 
 def _with_uids(topic: Topic, uids: Sequence[Sequence[int]]) -> tuple[Partition, ...]:

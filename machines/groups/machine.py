@@ -231,8 +231,8 @@ class Groups:
 
     def query(self, request: bytes) -> bytes:
         """Answer in msgpack: ``["group", name]`` -> everything about one; ``["groups"]`` -> rows ``[name, members,
-        partitions, rebalances]``; ``["offsets", topic]`` -> rows ``[name, [[partition, offset], ...]]`` of those that
-        read a topic. Raises `Reject`."""
+        partitions, rebalances]``; ``["offsets", topic]`` -> rows ``[name, [[partition, offset, born], ...]]`` of those
+        that read a topic. Raises `Reject`."""
         try:
             asked = msgpack.unpackb(request, use_list=False)
         except (ValueError, msgpack.UnpackException):

@@ -425,19 +425,20 @@ class Group:
         return [member.number, member.version, owned, refused, revisions]
 
     def offsets(self, topic: int) -> list[list[int]] | None:
-        """Return [number, offset] of the partitions of a topic that it reads, or was to read; None of one that it does
-        not know."""
-        found = [[key[1], part.offset] for key, part in sorted(self.parts.items()) if key[0] == topic]
+        """Return [number, offset, born], without `born` where it is 0, of the partitions of a topic that it reads, or
+        was to read; None of one that it does not know."""
+        parts = sorted(self.parts.items())
+        found = [[key[1], part.offset, *_told_born(part)] for key, part in parts if key[0] == topic]
         return found if found or topic in self.shapes else None
 
-    def positions(self) -> Iterator[tuple[int, str, int, int]]:
-        """Yield (topic, its name, number, offset) of the partitions that it has read something of. Of topics of one
-        name the newest, which has the name now: what was read of a deleted one stays."""
+    def positions(self) -> Iterator[tuple[int, str, int, int, int]]:
+        """Yield (topic, its name, number, born, offset) of the partitions that it has read something of. Of topics of
+        one name the newest, which has the name now: what was read of a deleted one stays."""
         newest = {shape.name: topic for topic, shape in sorted(self.shapes.items())}
         for (topic, number), part in self.parts.items():
             shape = self.shapes.get(topic)
             if shape is not None and newest[shape.name] == topic and part.offset >= 0:
-                yield topic, shape.name, number, part.offset
+                yield topic, shape.name, number, part.born, part.offset
 
     def described(self) -> dict[str, Any]:
         """Return everything about it, in plain values."""
@@ -456,6 +457,7 @@ class Group:
                 [*key, part.owner, part.epoch, part.offset, part.due > 0, part.target]
                 for key, part in sorted(self.parts.items())
             ],
+            "born": [[*key, part.born] for key, part in sorted(self.parts.items()) if part.born],
         }  # fmt: skip
 
     def check(self) -> None:
@@ -483,7 +485,7 @@ class Group:
             for one in self.members.values()
         ]
         parts = [
-            [key, part.owner, part.epoch, part.target, part.due, part.offset, *((part.born,) if part.born else ())]
+            [key, part.owner, part.epoch, part.target, part.due, part.offset, *_told_born(part)]
             for key, part in self.parts.items()
         ]
         shapes = [shape.packed() for shape in self.shapes.values()]
@@ -509,6 +511,11 @@ class Group:
             part.owner, part.epoch, part.target, part.due, part.offset = owner, epoch, target, due, offset
         found._index()
         return found
+
+
+def _told_born(part: Part) -> Sequence[int]:
+    """Return which one of its number a partition is, behind what else is told of it; nothing of the first one."""
+    return (part.born,) if part.born else ()
 
 
 def shapes_of(packed: Iterable[Sequence[Any]], ends: bool = True) -> list[Shape]:

@@ -93,7 +93,7 @@ class SystemPort(ScanPort, HasKv, Protocol):
     ) -> int:
         """Create groups of one definition, asleep; return how many are new."""
 
-    async def delete_group(self, name: str, force: bool = False, topic: int = 0) -> object:
+    async def delete_group(self, name: str, force: bool = False, topic: int = 0, uid: int = 0) -> object:
         """Delete a group on all its members."""
 
     def groups(self) -> list[dict[str, Any]]:

@@ -267,13 +267,17 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 def places(sent: Mapping[tuple[int, int], Place], given: Sequence[Given]) -> dict[Place, tuple[int, int]]:
     """Return what was sent by where it lies, in the partition that whoever was given it knows; what nobody was given
-    from where it lies is lost."""
+    from where it lies is lost, and where others were given that, in a partition of its number that no one was."""
     known = {
         (one.key, one.number): (one.partition, one.offset)
         for one in given
         if sent.get((one.key, one.number)) == (one.partition % REBORN, one.offset)
     }
-    return {known.get(said, place): said for said, place in sent.items()}
+    taken = {(one.partition, one.offset) for one in given}
+    return {
+        known.get(said) or ((-place[0] - 1, place[1]) if place in taken else place): said
+        for said, place in sent.items()
+    }
 
 
 def drain(members: Members, sent: set[tuple[int, int]]) -> None:

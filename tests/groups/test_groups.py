@@ -9,7 +9,8 @@ import pytest
 
 from logyard.service.demo.judge import Commit, Given, History, judge
 
-from .run import run
+from .consumer import REBORN
+from .run import places, run
 
 RECORDS = 12
 
@@ -38,6 +39,15 @@ def test_what_was_not_committed_is_given_again_after_a_kill() -> None:
     assert verdict.passed and verdict.doubled == 4 and not verdict.doubled_without_cause
     assert judge(killed._replace(killed={}, members={1: [1, 3], 2: [2]})).passed, "it was given up, and came again"
     assert not judge(killed._replace(killed={})).passed
+
+
+def test_what_nobody_was_given_is_lost_also_where_its_partitions_number_is_anothers() -> None:
+    sent = {(1, 1): (0, 0), (2, 1): (0, 0), (3, 1): (0, 0), (3, 2): (1, 0)}
+    given = [Given(1, 1, 1, 0, 1, 0, 1, 1), Given(2, 1, 1, 7 * REBORN, 2, 0, 2, 1)]
+    found = places(sent, given)
+    assert found == {(0, 0): (1, 1), (7 * REBORN, 0): (2, 1), (-1, 0): (3, 1), (1, 0): (3, 2)}
+    verdict = judge(history()._replace(sent=found, given=given, commits=[]))
+    assert verdict.lost == 2 and len(verdict.violations) == 2
 
 
 def _without(good: History) -> History:

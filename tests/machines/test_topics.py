@@ -240,13 +240,16 @@ def test_partitions_are_taken_away_and_their_numbers_used_again() -> None:
     joined = {one.number: one.joins for one in shrunk.live}
     assert [(one.epoch, one.offset) for one in joined[0] + joined[1]] == [(2, 5), (2, 6)]
     assert {source for one in joined[0] + joined[1] for source in one.sources} == {(2, 7), (3, 8)}
+    for command in ("retire", "drained"):
+        assert alone.tell(command, id=1, numbers=[2, 3], uids=[2, 3]) == shrunk, "those had their numbers before"
     # One of the two is read; neither number is free before its log is gone.
     retired = alone.tell("retire", id=1, numbers=[0, 3])
     assert [one.number for one in retired.partitions if one.retired] == [3], "0 takes records"
     assert [one.number for one in retired.readable] == [0, 1, 2]
     assert [one.number for one in alone.tell("add", name="orders", partitions=3).partitions] == [0, 1, 2, 3, 4]
     alone.tell("added", id=1, epoch=3, fences=[[0, 9], [1, 9]], uids=[[4, 104]])
-    with_five = alone.tell("drained", id=1, numbers=[2, 3])
+    assert any(one.retired for one in alone.tell("drained", id=1, numbers=[3], uids=[3]).partitions)
+    with_five = alone.tell("drained", id=1, numbers=[2, 3], uids=[102, 103])
     assert [one.number for one in with_five.partitions] == [0, 1, 2, 4], "2 is not retired"
     assert with_five.ended == (("orders.3", 103, 8),)
     assert {source for one in with_five.live for join in one.joins for source in join.sources} == {(2, 7)}

@@ -97,8 +97,8 @@ def test_no_more_rows_than_asked_for() -> None:
     class Group:
         name = "g"
 
-        def positions(self) -> list[tuple[int, str, int, int]]:
-            return [(7, "t", number, number) for number in range(4)] + [(8, "gone", 0, 5)]
+        def positions(self) -> list[tuple[int, str, int, int, int]]:
+            return [(7, "t", number, 0, number) for number in range(4)] + [(8, "gone", 0, 0, 5)]
 
     class Asleep(dict[int, Any]):
         def row(self, uid: int) -> Any:
@@ -118,7 +118,8 @@ def test_no_more_rows_than_asked_for() -> None:
     assert [(row.partition, row.offset, row.lag) for row in consumer_lags(groups, 2)] == [(0, 0, 10), (1, 1, 9)]
     by_id[9] = by_id.pop(7)._replace(id=9)
     assert not consumer_lags(groups), "logs that sleep are of another topic now"
-    by_id[7] = by_id.pop(9)
+    by_id[7] = by_id.pop(9)._replace(id=7, partitions=(logs[0]._replace(born=3), *logs[1:]))
+    assert [row.partition for row in consumer_lags(groups)] == [1, 2, 3], "0 is another one now"
     member.raft.role = FOLLOWER
     assert not consumer_lags(groups)
 
@@ -131,4 +132,4 @@ def test_of_topics_of_one_name_the_newest_has_it() -> None:
         part = group.parts[topic, 0] = Part()
         part.commit(offset)
     group.parts[9, 1] = Part()
-    assert list(group.positions()) == [(9, "orders", 0, 5)]
+    assert list(group.positions()) == [(9, "orders", 0, 0, 5)]

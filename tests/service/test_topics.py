@@ -369,6 +369,83 @@ async def test_a_producer_sends_again_after_partitions_were_taken_away(yard: Emb
     assert Counter(one.payload for one in got) == Counter([b"new", *(b"%d" % one for one in range(1, len(KEYS) + 1))])
 
 
+async def test_what_was_read_of_one_partition_is_not_taken_for_another_of_its_number(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(2)
+    for number in range(3):
+        await topic.send_many([(key, b"", b"%d" % number) for key in KEYS])
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        await records.commit((await taken(records, 3 * len(KEYS)))[-1])
+    # While nobody of the group is there its number ends, is used again, and ends again, with less in it.
+    await topic.shrink(1)
+    row = await topic.grow(2)
+    assert row.live[1].born
+    await topic.send_many([(key, b"", b"more") for key in KEYS])
+    second = (await yard.log("orders.1").latest()).end
+    assert 0 < second < 3 * len(KEYS)
+    told = await yard.consumer_group("g").describe()
+    assert [(one["partition"], one["offset"] is None, one["lag"]) for one in told["partitions"]][1] == (1, True, None)
+    row = await topic.shrink(1)
+    assert [one.number for one in row.draining] == [1] and (await topic.retire()).draining
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        got = await taken(records, len(KEYS))
+        assert {(one.key, one.payload) for one in got} == {(key, b"more") for key in KEYS}
+        await records.commit(got[-1])
+    assert [one.number for one in (await topic.retire()).partitions] == [0]
+
+
+class Stopped(topics.Topic):
+    """A topic in a process that is stopped before one of its steps, until it may go on."""
+
+    __slots__ = ("step", "stopped", "go_on")
+
+    def __init__(self, yard: Any, name: str, step: str) -> None:
+        super().__init__(yard, name)
+        self.step, self.stopped, self.go_on = step, trio.Event(), trio.Event()
+
+    async def _at(self, step: str) -> None:
+        if step == self.step:
+            self.stopped.set()
+            await self.go_on.wait()
+
+    async def _read_by_all(self, *values: Any) -> Any:
+        await self._at("ask")
+        return await super()._read_by_all(*values)
+
+    async def _tell(self, command: str, values: dict[str, Any]) -> Any:
+        await self._at(command)
+        return await super()._tell(command, values)
+
+    async def _delete_log(self, *values: Any) -> None:
+        await self._at("delete")
+        await super()._delete_log(*values)
+
+
+@pytest.mark.parametrize("step", ["ask", "retire", "delete", "drained"])
+async def test_who_was_stopped_while_a_partition_went_takes_no_other_of_its_number(
+    yard: EmbeddedSystem, step: str
+) -> None:
+    topic, late = yard.topic("orders"), Stopped(yard, "orders", step)
+    await topic.create(2)
+    await topic.send_many([(key, b"", b"1") for key in KEYS])
+    await topic.shrink(1)
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        await records.commit((await taken(records, len(KEYS)))[-1])
+    before = await topic.describe()
+    assert [one.number for one in before.draining] == [1]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(late.retire, before)
+        await late.stopped.wait()
+        assert [one.number for one in (await topic.retire()).partitions] == [0]
+        assert [one.number for one in (await topic.grow(2)).live] == [0, 1]
+        await topic.send_many([(key, b"", b"2") for key in KEYS])
+        if step != "delete":
+            await topic.shrink(1)
+        late.go_on.set()
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        assert {(one.key, one.payload) for one in await taken(records, len(KEYS))} == {(key, b"2") for key in KEYS}
+
+
 @pytest.mark.long
 async def test_taking_partitions_away_that_was_left_half_done_is_finished_by_whoever_comes(
     yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
