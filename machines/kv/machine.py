@@ -174,7 +174,12 @@ class KV:
         state = self.state
         planned = txn.plan(state, command)
         txn.check(state, planned)
-        found = txn.perform(state, planned)
+        try:
+            found = txn.perform(state, planned)
+        except Refusal:
+            # By a read, of what the writes before it made.
+            state.abandon()
+            raise
         state.commit()
         for one in txn.leaves(planned):
             if type(one) is Put and type(one.value) is tuple and one.value[0] == index:

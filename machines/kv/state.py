@@ -39,7 +39,7 @@ class State:
         self.released: list[tuple[int, int]] = []
         self._events: list[Event] = []
 
-    # Changes: of one revision, until `commit`.
+    # Changes: of one revision, until `commit`, or `abandon`.
 
     def put(self, key: bytes, value: Value, lease: int) -> Version | None:
         """Put a new version of a key; return the one before, if there was one."""
@@ -89,6 +89,29 @@ class State:
     def _change(self, version: Version, before: Version | None) -> None:
         self._events.append((version, before))
         self.keys = self.keys.set(version[KEY], version)
+
+    def abandon(self) -> None:
+        """Undo what was changed and is not committed."""
+        for version, before in reversed(self._events):
+            key = version[KEY]
+            was_there = before is not None and before[VALUE] is not None
+            if version[VALUE] is None:
+                self.gone.remove(key)
+                self.live.add(key)
+            else:
+                if version[LEASE]:
+                    self.leases.detach(version[LEASE], key)
+                if not was_there:
+                    self.live.remove(key)
+                    if before is not None:
+                        self.gone.add(key)
+            if before is not None:
+                self.keys = self.keys.set(key, before)
+                if was_there and before[LEASE]:
+                    self.leases.attach(before[LEASE], key)
+            else:
+                self.keys = self.keys.delete(key)
+        self._events = []
 
     def commit(self) -> None:
         """Commit what was changed as one revision; nothing, if nothing was."""

@@ -1,4 +1,5 @@
-"""Operations on the keys: decided first, checked second, done last, so that a refusal has changed nothing.
+"""Operations on the keys: decided first, checked second, done last, so that a refusal has changed nothing; what a read
+behind writes refuses is undone by the caller.
 
 A transaction's compares, also those of transactions within it, are decided on the state before it; its operations are
 then done in order at one revision, and a read among them sees the writes before it. No key may be written twice.
@@ -92,7 +93,8 @@ def _overlaps(one: Delete, written: set[bytes]) -> bool:
 
 
 def perform(state: State, planned: Plan) -> tuple[Any, ...]:
-    """Do it; return the reply behind status and revision. What can be refused was checked."""
+    """Do it; return the reply behind status and revision. Raises `Refusal` for a read that can't be sorted: what came
+    before it is to be abandoned then."""
     if type(planned) is Put:
         return (_put(state, planned),)
     if type(planned) is Delete:

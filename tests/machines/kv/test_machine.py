@@ -18,6 +18,7 @@ from logyard.machines.kv import KV
 from logyard.machines.kv import machine as kv_module
 from logyard.machines.kv.command import (
     BY_MOD,
+    BY_VALUE,
     COMPACT,
     COUNT_ONLY,
     DELETE,
@@ -193,6 +194,31 @@ def test_payloads_of_what_is_refused_or_not_chosen_are_released_with_their_entry
     driver.do(TXN, [], [[PUT, b"k", [2, 3, digest(b"abc")], 0, 0], [PUT, b"l", sent, 0, 0]], [], records=4)
     assert driver.live == {(driver.index, 0), (driver.index, 2)}
     driver.check()
+
+
+def test_a_transaction_that_is_refused_by_a_read_behind_its_writes_has_changed_nothing() -> None:
+    driver = Driver()
+    driver.do(GRANT, 60_000, 7)
+    driver.put(b"leased", b"1", lease=7)
+    driver.put(b"gone", b"1")
+    driver.do(DELETE, b"gone", b"", 0)
+    driver.put_payload(b"large", b"x" * 2000)
+    before, machine = driver.machine.snapshot(), KV()
+    machine.restore(before)
+    writes = [
+        [PUT, b"new", b"1", 7, 0], [PUT, b"gone", b"2", 0, 0], [PUT, b"leased", b"2", 0, 0],
+        [PUT, b"own", [0, 3, digest(b"own")], 0, 0], [DELETE, b"large", b"", 0],
+    ]  # fmt: skip
+    reply = driver.do(TXN, [], [*writes, [RANGE, b"\0", b"\0", 0, 0, 0, BY_VALUE, 0, 0, [0, 0, 0, 0]]], [])
+    assert reply[:2] == [1, "value_is_payload"] and driver.machine.snapshot() == before
+    driver.check()
+    other = Driver(machine)
+    other.live, other.index = set(driver.live), driver.index
+    for one in (driver, other):
+        one.put(b"next", b"1")
+        one.do(COMPACT, one.machine.state.revision)
+        one.check()
+    assert driver.machine.snapshot() == other.machine.snapshot()
 
 
 def test_a_value_that_is_kept_keeps_its_payload() -> None:

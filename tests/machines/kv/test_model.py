@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from logyard.engine.machine import Applied, Batch
 from logyard.machines.kv import KV
 from logyard.machines.kv.command import (
+    BY_VALUE,
     COMPACT,
     DELETE,
     EQUAL,
@@ -135,6 +136,23 @@ class Model(RuleBasedStateMachine):
         self.changed(new)
         assert reply[:3] == [0, len(self.states) - 1, holds]
         assert self.shown(reply[3][-1][1]) == [self.row(one, new[one]) for one in asked]
+
+    @rule(key=KEYS, other=KEYS, value=BODIES, payload=st.booleans(), lease=SEEDS)
+    def transact_and_sort(self, key: bytes, other: bytes, value: bytes, payload: bool, lease: int) -> None:
+        """What only a read behind the writes refuses has changed nothing."""
+        given: Any = [0, len(value), digest(value)] if payload else value
+        read = [RANGE, b"\0", b"\0", 0, 0, 0, BY_VALUE, 0, 0, [0, 0, 0, 0]]
+        writes = [[PUT, key, given, lease, 0], *([[DELETE, other, b"", 0]] if other != key else [])]
+        reply = self.driver.do(TXN, [], [*writes, read], [])
+        if reply[0]:
+            assert reply[1] == ("lease_not_found" if lease and lease not in self.leases else "value_is_payload")
+            return
+        new = dict(self.now)
+        self.put(new, key, value, lease)
+        if other != key:
+            new.pop(other, None)
+        self.changed(new)
+        assert reply[3][-1][1] == [self.row(one, new[one]) for one in sorted(new, key=lambda one: (new[one][4], one))]
 
     @rule(back=st.integers(0, 6), key=KEYS, end=ENDS, limit=st.integers(0, 3))
     def read_back(self, back: int, key: bytes, end: bytes, limit: int) -> None:
