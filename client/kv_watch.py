@@ -305,9 +305,7 @@ class Stream:
         yard = self.kv.yard
         retry = Retry(math.inf, yard.chance, self.node is not None)
         while self.watches:
-            for number in self._live:
-                if number in self.watches:
-                    self.watches[number].reached(self._low)
+            self._count_seen()
             self._live, self._sent, self._low, self._remove = set(), set(), 0, []
             self._add = {number: watch for number, watch in self.watches.items() if not watch.paused}
             self._id, self._open = new_number(), False
@@ -336,6 +334,12 @@ class Stream:
                     return
                 await yard.runtime.sleep(delay)
 
+    def _count_seen(self) -> None:
+        """Have every watch that the server has count what lies below `_low` as seen."""
+        for number in self._live:
+            if number in self.watches:
+                self.watches[number].reached(self._low)
+
     async def _close(self, stream: int) -> None:
         """Tell the server, if it still listens; it will notice by itself otherwise."""
         yard = self.kv.yard
@@ -355,6 +359,10 @@ class Stream:
                 if watch is None or number not in self._sent:
                     continue
                 if watch.counts(header.get("uid", 0)):
+                    if following < self._low:
+                        # From now on not all of them are at `_low`.
+                        self._count_seen()
+                        self._low = following
                     self._live.add(number)
                     watch.reached(following)
                 else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -349,6 +350,34 @@ def test_what_a_push_holds_is_bounded_by_whole_revisions(monkeypatch: pytest.Mon
     assert [one[0] for one in found.revisions] == [2, 3, 4] and found.next == 5
     deleted = [(2, ((version(b"k", 2, None), version(b"k", 1)),)), (3, ((version(b"x", 3), None),))]
     assert collect(track, deleted, 2) == ([], {}, 4)
+
+
+async def test_a_watch_of_older_revisions_misses_nothing_after_a_cut_although_others_are_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed, lost = client_watch.Stream._pushed, [0]
+
+    def push(self: client_watch.Stream, number: int, header: Any, data: memoryview) -> None:
+        if number not in lost or header["kind"] != "events":
+            pushed(self, number, header, data)
+
+    monkeypatch.setattr(client_watch.Stream, "_pushed", push)
+    async with served(tmp_path) as (_, doors, yard):
+        kv = yard.kv("kv")
+        for number in range(20):
+            await kv.put(b"k%d" % number, b"v")
+        async with kv.watch(b"other") as ahead:
+            await ahead.created()
+            await kv.put(b"other", b"1")
+            assert len(await following(ahead, 1)) == 1
+            # What the server sends from now on is lost with the connection.
+            stream, lost[0] = ahead._stream, ahead._stream._id
+            async with kv.watch(b"k", prefix=True, start=2) as behind:
+                await until(lambda: behind.number in stream._live, "the server has it")
+                await doors.cut(1)
+                assert [one.revision for one in await following(behind, 20)] == list(range(2, 22))
+                await kv.put(b"other", b"2")
+                assert [one.revision for one in await following(ahead, 1)] == [23]
 
 
 def test_a_watch_that_went_hides_nothing_from_the_others() -> None:
