@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logyard.protocol.errors import GroupStopped, NotLeader, Unknown
+from logyard.protocol.errors import GroupStopped, LogyardError, NotLeader, Unknown
 from logyard.protocol.pending import PendingReply
 
 from ..core import Core
@@ -34,6 +34,8 @@ HALTED = "halted"
 STOPPED = "stopped"
 DELETED = "deleted"
 MENDING = "mending"
+DECIDED_BY_TWO = 3
+"""Of so many voters two are a quorum."""
 ASLEEP = "hibernating"
 """This object stands for nothing any more: the group is a row of `quiesced_table`, or another object since."""
 
@@ -192,9 +194,15 @@ class Member(Replicated):
             raise GroupStopped(f"group {self.spec.name!r} is {self.state} on this node: {self.reason}")
 
     def overwritten(self, index: int) -> None:
-        """Forget what waited for entries from `index` on, which were replaced by another leader's: they are not
-        committed and never will be."""
-        self.proposals.fail_proposed(NotLeader(self.raft.leader), index)
+        """Forget what waited for entries from `index` on, which were replaced by another leader's. Where that leader and
+        this member are a quorum they are never committed; else a third one may have them still, lead, and commit
+        them: what replaced them is not committed yet either."""
+        raft = self.raft
+        voters = set() if raft.configuration.joint else {*raft.configuration.voters}
+        error: LogyardError = NotLeader(raft.leader)
+        if len(voters) > DECIDED_BY_TWO or not {raft.leader, raft.node} <= voters:
+            error = Unknown(f"another leader replaced it on node {raft.node}: whether others commit it is not known")
+        self.proposals.fail_proposed(error, index)
         self.segments = cut_runs(self.segments, index)
         self.cut_ring(index)
         self.flushed = min(self.flushed, index - 1)
