@@ -86,7 +86,12 @@ class Applier:
             if member.state != RUNNING and (member.state == DELETED or not self._quarantine.resume(self, member)):
                 return
             while raft.applied < raft.commit:
-                for entry in self._log.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES):
+                entries = self._log.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES)
+                halt = self._quarantine.foresee(member, entries) if raft.applied < member.replayed else None
+                for entry in entries:
+                    if halt is not None and entry.index == halt.index:
+                        member.suspend(halt)
+                        return
                     try:
                         self._entry(member, entry)
                     except Corrupt:
@@ -138,6 +143,9 @@ class Applier:
                 _fail(owed.frames, NotLeader(member.raft.leader))
             if entry.index == member.raft.lead_index:
                 self._effects.on_leading(member)
+            return
+        if member.left_out is not None and entry.index in member.left_out:
+            self.apply_again(member, entry)
             return
         data = entry.data
         _, flags, _, _, records, _, index, term, stamp, _ = ENTRY.unpack_from(data)

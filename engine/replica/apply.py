@@ -59,6 +59,17 @@ class UnknownVersion(Exception):
         self.version = version
 
 
+class AppliedBefore(Exception):
+    """A skip names a command that this member has applied, as its program was another one than that of those that
+    failed at it: it has what the others have not."""
+
+    def __init__(self, index: int, ordinal: int) -> None:
+        super().__init__(
+            f"it skips command ({index}, {ordinal}), which was applied here: this member is not what the others are; "
+            "restart this node, or have the member removed and added again (or, where all have applied it, skip this)"
+        )
+
+
 OnDelete: TypeAlias = Callable[[Any, int], bytes]
 """Apply the deletion of a group, (state, index); its reply."""
 
@@ -136,6 +147,9 @@ class Replicated:
         """Apply any entry of commands, without what an operator had skipped."""
         left_out = (self.left_out or {}).get(entry.index, ())
         frames = frames_of(entry.data)
+        if left_out:
+            self.kept = self.kept or MachineState()
+            self.kept.leave_out(entry.index, left_out)
         for frame in frames if left_out else ():
             if frame.flags & SYSTEM and frame.first in left_out:
                 _on_left_out(self, system_command(frame))
@@ -305,11 +319,12 @@ def _took(effects: list[Effect], applied: Applied) -> bytes:
     return applied.reply
 
 
-def _on_skip(state: Replicated, index: int, ordinal: int) -> bytes | Reject:
-    """Answer a skip, which itself did its work when its command failed (`quarantine`)."""
-    if ordinal in (state.left_out or {}).get(index, ()):
-        return b""
-    return Reject("not_failed", f"command ({index}, {ordinal}) did not fail here; nothing was skipped")
+def _on_skip(state: Replicated, index: int, ordinal: int) -> bytes:
+    """Answer a skip, which itself did its work when its command failed, or was replayed (`quarantine`). Raises
+    `AppliedBefore`."""
+    if state.kept is None or (index, ordinal) not in state.kept.skipped:
+        raise AppliedBefore(index, ordinal)
+    return b""
 
 
 def _on_left_out(state: Replicated, command: list[Any]) -> None:

@@ -1,4 +1,5 @@
-"""What the engine keeps for a machine: timers, follow-ups and monitored sessions. Replicated, in every snapshot.
+"""What the engine keeps for a machine: timers, follow-ups, monitored sessions, and what was left out of it. Replicated,
+in every snapshot.
 
 Invariant: it changes only at apply, equally on every member. A group whose machine uses none of it has no such object
 and pays nothing. Changed by `effects`; `replica` puts it into snapshots.
@@ -7,30 +8,33 @@ and pays nothing. Changed by `effects`; `replica` puts it into snapshots.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgpack
 
 TIMERS = "@timers"
 APPENDS = "@appends"
 MONITORS = "@monitors"
-SECTIONS = (TIMERS, APPENDS, MONITORS)
+SKIPPED = "@skipped"
+SECTIONS = (TIMERS, APPENDS, MONITORS, SKIPPED)
 STALE_MAX = 64
 
 
 class MachineState:
     """`timers`: due log time (ms) by name. `appends`: follow-ups not applied yet, by (index, number) of the effect that
-    asked for them. `monitors`: sessions whose end the machine wants to hear of.
+    asked for them. `monitors`: sessions whose end the machine wants to hear of. `skipped`: (index, ordinal) of commands
+    that an operator had left out.
 
     `due` (a heap of timers) and `todo` (follow-ups) are the leader's own: what it has not proposed yet.
     """
 
-    __slots__ = ("timers", "appends", "monitors", "due", "todo", "_index", "_number")
+    __slots__ = ("timers", "appends", "monitors", "skipped", "due", "todo", "_index", "_number")
 
     def __init__(self) -> None:
         self.timers: dict[str, int] = {}
         self.appends: dict[tuple[int, int], bytes] = {}
         self.monitors: set[int] = set()
+        self.skipped: set[tuple[int, int]] = set()
         self.due: list[tuple[int, str]] = []
         self.todo: list[tuple[int, int]] = []
         self._index = self._number = 0
@@ -77,6 +81,10 @@ class MachineState:
         todo, self.todo = self.todo, []
         return todo
 
+    def leave_out(self, index: int, ordinals: Iterable[int]) -> None:
+        """Note that commands of an entry were left out."""
+        self.skipped |= {(index, ordinal) for ordinal in ordinals}
+
     def add_append(self, index: int, command: bytes, leading: bool) -> None:
         """Remember a follow-up of the entry at `index`. Numbers of one index count from 0."""
         if index != self._index:
@@ -88,8 +96,8 @@ class MachineState:
             self.todo.append(key)
 
     def sections(self) -> dict[str, bytes]:
-        """Return, in msgpack, ``[[name, due], ...]``, ``[[index, number, command], ...]`` and ``[session, ...]``; what
-        is empty has no section."""
+        """Return, in msgpack, ``[[name, due], ...]``, ``[[index, number, command], ...]``, ``[session, ...]`` and
+        ``[[index, ordinal], ...]``; what is empty has no section."""
         found: dict[str, bytes] = {}
         if self.timers:
             found[TIMERS] = msgpack.packb(list(self.timers.items()))
@@ -97,6 +105,8 @@ class MachineState:
             found[APPENDS] = msgpack.packb([(*key, command) for key, command in self.appends.items()])
         if self.monitors:
             found[MONITORS] = msgpack.packb(sorted(self.monitors))
+        if self.skipped:
+            found[SKIPPED] = msgpack.packb(sorted(self.skipped))
         return found
 
     @classmethod
@@ -111,4 +121,6 @@ class MachineState:
             found.appends = {(index, number): command for index, number, command in msgpack.unpackb(sections[APPENDS])}
         if MONITORS in sections:
             found.monitors = set(msgpack.unpackb(sections[MONITORS]))
+        if SKIPPED in sections:
+            found.skipped = {(index, ordinal) for index, ordinal in msgpack.unpackb(sections[SKIPPED])}
         return found

@@ -45,12 +45,15 @@ class Halt:
     (records 0: it is not known which), or, if `version` is not 0, a machine that this process does not know.
 
     `scanned`: the entries up to here were searched for a skip of it. `half_built`: nothing is at fault but that its
-    machine could not be built anew, which is tried again.
+    machine could not be built anew, which is tried again. `until`: nothing failed, but the log has a skip at that
+    index, and whether that is committed decides.
     """
 
-    __slots__ = ("index", "first", "records", "ordinal", "reason", "version", "scanned", "half_built")
+    __slots__ = ("index", "first", "records", "ordinal", "reason", "version", "scanned", "half_built", "until")
 
-    def __init__(self, index: int, first: int, records: int, ordinal: int, reason: str, version: int = 0) -> None:
+    def __init__(
+        self, index: int, first: int, records: int, ordinal: int, reason: str, version: int = 0, until: int = 0
+    ) -> None:
         self.index = index
         self.first = first
         self.records = records
@@ -59,6 +62,7 @@ class Halt:
         self.version = version
         self.scanned = index
         self.half_built = False
+        self.until = until
 
     @property
     def place(self) -> str:
@@ -85,7 +89,7 @@ class Member(Replicated):
         "raft", "liveness", "state", "reason", "dirty", "proposals", "unpersisted", "segments", "floor", "last_release",
         "snapshot_index", "snapshot_term", "snapshot_bytes", "flushed", "waiters", "reads", "transfers", "slow_sends",
         "log_time", "damaged", "snapshot_stored", "clock", "halt", "lead_since", "chunks", "compactable", "heard_ns",
-        "wall_time", "ring",
+        "wall_time", "ring", "replayed",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, raft: Core, machine: Machine, liveness: LivenessPort, admission: Admission) -> None:
@@ -129,6 +133,9 @@ class Member(Replicated):
         # The clock of this member's leadership.
         self.clock: LogTime | None = None
         self.halt: Halt | None = None
+        # Entries up to here were stored when this object was made: they are applied anew, or were not known to be
+        # committed.
+        self.replayed = raft.log.last_index
         # Nothing that its machine grants is a length of time: log time is the wall clock's at any moment.
         self.wall_time: bool = getattr(machine, "wall_time", False)
 
@@ -194,9 +201,9 @@ class Member(Replicated):
             raise GroupStopped(f"group {self.spec.name!r} is {self.state} on this node: {self.reason}")
 
     def overwritten(self, index: int) -> None:
-        """Forget what waited for entries from `index` on, which were replaced by another leader's. Where that leader and
-        this member are a quorum they are never committed; else a third one may have them still, lead, and commit
-        them: what replaced them is not committed yet either."""
+        """Forget what waited for entries from `index` on, which another leader's replaced. Where that leader and this
+        member are a quorum they are never committed; else a third one may have them still, lead, and commit them:
+        what replaced them is not committed yet either."""
         raft = self.raft
         voters = set() if raft.configuration.joint else {*raft.configuration.voters}
         error: LogyardError = NotLeader(raft.leader)

@@ -9,7 +9,7 @@ waits for a newer machine halts in the same way, and nothing but a newer process
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from logyard.protocol.errors import Busy, Corrupt, GroupStopped, NotLeader, Refused
@@ -73,6 +73,21 @@ class Quarantine:
         self._load_snapshot = load_snapshot
         self._queue_own = queue_own
 
+    def foresee(self, member: Member, entries: Sequence[Entry]) -> Halt | None:
+        """Note the skips among entries that a start applies: what they name may not fail in this program, and is left
+        out all the same. Return where to halt until it is known whether a skip is committed; None: nowhere."""
+        for index, ordinal in _skips_in(entries):
+            if index >= entries[0].index and not _used(member, index, ordinal):
+                member.leave_out(index, ordinal)
+        raft = member.raft
+        if entries[-1].index == raft.commit < raft.log.last_index:
+            for entry in self._log.log_entries(member, raft.commit + 1, raft.log.last_index, SCAN_BYTES):
+                for index, _ in _skips_in((entry,)):
+                    if entries[0].index <= index <= raft.commit:
+                        reason = f"whether a command of entry {index} is skipped is not known yet (entry {entry.index})"
+                        return Halt(index, 0, 0, -1, reason, until=entry.index)
+        return None
+
     def failed(self, again: Again, member: Member, entry: Entry, error: Exception) -> bool:
         """Judge what the machine raised at `entry`. True when committed skips let the entry be applied without what
         failed; else the member is halted. Raises `Corrupt` for damage found on the way; `Busy`: it is halted until
@@ -105,7 +120,8 @@ class Quarantine:
         """
         halt = member.halt
         assert halt is not None
-        if halt.version or not (halt.half_built or self._skipped(member, halt)):
+        decided = 0 < halt.until <= member.raft.commit
+        if halt.version or not (self._skipped(member, halt) or halt.half_built or decided):
             return False
         try:
             entry = self._log.log_entries(member, halt.index, halt.index, SCAN_BYTES)[0]
@@ -153,14 +169,10 @@ class Quarantine:
         while halt.scanned < commit:
             for entry in self._log.log_entries(member, halt.scanned + 1, commit, SCAN_BYTES):
                 halt.searched(entry.index)
-                if entry.kind != COMMANDS or not is_guarded(entry.data):
-                    continue
-                for frame in frames_of(entry.data):
-                    if frame.flags & SYSTEM:
-                        name, *arguments = system_command(frame)
-                        if name == "skip" and halt.covers(*arguments) and not _used(member, *arguments):
-                            member.leave_out(*arguments)
-                            return True
+                for index, ordinal in _skips_in((entry,)):
+                    if halt.covers(index, ordinal) and not _used(member, index, ordinal):
+                        member.leave_out(index, ordinal)
+                        return True
         return False
 
     def _diagnose(self, again: Again, member: Member, entry: Entry, error: Exception) -> Halt:
@@ -222,6 +234,17 @@ class Quarantine:
                 member.lead()
         if leading and member.kept is not None:
             member.kept.lead()
+
+
+def _skips_in(entries: Iterable[Entry]) -> Iterator[tuple[int, int]]:
+    """Yield (index, ordinal) of what the skips among entries name."""
+    for entry in entries:
+        if entry.kind == COMMANDS and is_guarded(entry.data):
+            for frame in frames_of(entry.data):
+                if frame.flags & SYSTEM:
+                    name, *arguments = system_command(frame)
+                    if name == "skip":
+                        yield arguments[0], arguments[1]
 
 
 def _used(member: Member, index: int, ordinal: int) -> bool:

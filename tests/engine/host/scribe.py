@@ -56,11 +56,15 @@ class Scribe:
             raise Reject("refused", "not this one")
         self.notes.append([context.index, verb, *arguments])
         if verb == "boom":
-            raise ZeroDivisionError("the machine can't")
+            self.boom()
         if verb == "keep":
             self.refs += refs
             return Applied(b"kept")
         return Applied(b"%d" % len(self.notes), self.effects_of(context, verb, arguments, refs))
+
+    def boom(self) -> None:
+        """Fail, as a program with a defect does."""
+        raise ZeroDivisionError("the machine can't")
 
     def effects_of(
         self, context: Context, verb: str, arguments: Sequence[Any], refs: tuple[PayloadRef, ...]

@@ -149,16 +149,51 @@ async def test_followers_and_unknown_groups_skip_nothing(tmp_path: Path) -> None
             await c.nodes[follower].skip("s", index, 0)
 
 
-async def test_a_skip_of_what_did_not_fail_is_refused_at_apply(tmp_path: Path) -> None:
+async def test_a_member_that_had_applied_what_is_skipped_halts_at_the_skip(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, group="", machines=machines) as c:
         await group(c)
         sink: PendingReply[bytes] = PendingReply()
-        # As from a leader that was halted when it proposed it, and is not any more.
+        # As from a leader that was halted when it proposed it, while this member's program was a repaired one.
         c.system(1).replicas.commands.propose(c.member(1, "s"), "skip", 2, 0, sink=sink)
-        with pytest.raises(LogyardError) as caught:
+        with pytest.raises(LogyardError, match="halted"):
             await sink.wait(trio.Event)
-        assert caught.value.code == "not_failed"
-        assert scribe(c, 1).written("note") == ["before"]
+        member = c.member(1, "s")
+        assert member.state == "halted" and "command (2, 0)" in member.reason and "was applied" in member.reason
+        # Where all are so, they go on together.
+        assert member.halt is not None
+        await c.nodes[1].skip("s", member.halt.index, 0)
+        await tell(c, "s", "note", "after")
+        assert scribe(c, 1).written("note") == ["before", "after"]
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_what_was_skipped_stays_out_where_the_program_is_repaired_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: bool
+) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        await c.lead(1, "s")
+        index = await blow(c)
+        await c.crash(3)
+        await skip(c, index)
+        await tell(c, "s", "note", "after")
+        if snapshot:
+            await c.nodes[2].snapshot()
+        monkeypatch.setattr(Scribe, "boom", lambda self: None)
+        # One replays what it had left out; one may apply what is skipped before it hears of that.
+        await c.restart(2)
+        await c.start(3)
+        await tell(c, "s", "note", "repaired")
+        member, last = c.member(3, "s"), c.member(1, "s").raft.applied
+        await until(lambda: member.raft.applied >= last or member.state == "halted")
+        if member.state == "halted":
+            assert "restart this node" in member.reason
+            await c.restart(3)
+        notes = await same(c)
+        assert [note[2] for note in notes if note[1] == "note"] == ["before", "after", "repaired"]
+        assert all(c.member(number, "s").state == "running" for number in c.ids)
+        sections = [c.member(number, "s").kept for number in c.ids]
+        assert all(one is not None and one.skipped == {(index, 0)} for one in sections)
 
 
 async def test_a_skip_holds_after_restarts_and_snapshots(tmp_path: Path) -> None:
