@@ -51,6 +51,16 @@ class NotRestored(LogyardError):
         )
 
 
+class Unfit(Exception):
+    """A machine can't be made of its snapshot, whose bytes are whole: the program is at fault, and another one may do."""
+
+    def __init__(self, index: int, error: Exception) -> None:
+        super().__init__(
+            f"this program can't restore its snapshot at {index} ({type(error).__name__}: {error}); nothing of it was "
+            "changed: start a repaired program"
+        )
+
+
 class UnknownVersion(Exception):
     """The log asks for a machine version that this process does not have."""
 

@@ -6,15 +6,17 @@ lives of its payloads. Used by a start, by the waking of a hibernating group, by
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any, NamedTuple, TypeAlias
+
+from logyard.protocol.errors import Busy, NoSpace
 
 from ..config import SystemConfig
 from ..core import Core
 from ..entry import build_plain
 from ..log.meta_rows import Departed, SnapshotRow, StateRow
 from ..log.recovered import Recovered
-from ..machine import Machine
+from ..machine import Applied, Context, Machine, PayloadRange, PayloadRef, Sections
 from ..ports import StorePort
 from ..raft.core import Encode, Raft
 from ..raft.mending import Mend
@@ -26,7 +28,7 @@ from ..snapshot import format as snapshot_format
 from ..snapshot.format import Snapshot
 from ..types import Spec
 from . import snapshot_sections
-from .apply import NotRestored, UnknownVersion
+from .apply import NotRestored, Unfit, UnknownVersion
 from .log_clock import Clocks
 from .member import STOPPED, Halt, Member
 from .proposals import Admission
@@ -76,6 +78,28 @@ def limits_of(config: SystemConfig) -> Limits:
     )
 
 
+class Absent:
+    """Stands for a machine that this program can't make: its member is halted, and nothing is asked of it."""
+
+    version = 1
+
+    def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
+        """Apply nothing: who is halted does not get here."""
+        raise NotImplementedError
+
+    def snapshot(self) -> Sections:
+        """Give nothing."""
+        raise NotImplementedError
+
+    def restore(self, sections: Sections) -> None:
+        """Take nothing."""
+        raise NotImplementedError
+
+    def live_refs(self) -> Iterable[PayloadRange]:
+        """Name nothing."""
+        raise NotImplementedError
+
+
 class Builder:
     """Builds members. `make_core` makes their cores; `machines` gives a fresh machine by its name and arguments;
     `load(row)` a stored snapshot with its chunks; `departed(uid)` what an earlier replica here promised;
@@ -123,7 +147,16 @@ class Builder:
         image = rebuild(spec, state, snapshot, recovered, self._departed(spec.uid), mend is not None)
         image.check()
         raft = self._make_core(spec, image, self._encoder(spec.uid), mend)
-        machine = self._machines(spec.machine, spec.arguments)
+        lacking = ""
+        try:
+            machine = self._machines(spec.machine, spec.arguments)
+        except (MemoryError, Busy, NoSpace):
+            raise
+        except Exception as error:
+            if state is None and snapshot is None:
+                raise
+            machine = Absent()
+            lacking = f"this program has no machine {spec.machine!r} for it ({type(error).__name__}: {error})"
         room = self._ring_room() if spec.is_system else None
         member = Member(spec, raft, machine, self._store.new_liveness(), room or self._admission)
         if room is not None:
@@ -134,18 +167,23 @@ class Builder:
             member.stored(snapshot.index, manifest.chunks)
             member.covered(snapshot.index, snapshot.term, len(snapshot_row.data) + manifest.chunk_bytes)
             member.need_log_above(image.compactable)
+            liveness = self._store.decode_liveness(snapshot.live)
             try:
-                liveness = self._store.decode_liveness(snapshot.live)
-                try:
+                if lacking:
+                    member.rebase(liveness, snapshot.release, snapshot.timestamp, now)
+                else:
                     snapshot_sections.restore_member(member, snapshot, liveness, now)
-                except MemoryError as error:
-                    # Anything else may be what senseless content provokes, of which another member has a better copy.
-                    raise NotRestored(spec.name, spec.machine, snapshot.index) from error
+            except MemoryError as error:
+                raise NotRestored(spec.name, spec.machine, snapshot.index) from error
             except UnknownVersion as error:
                 reason = f"its snapshot at {snapshot.index} {error}"
                 member.suspend(Halt(snapshot.index, 0, 0, -1, reason, error.version))
+            except Unfit as error:
+                member.suspend(Halt(snapshot.index, 0, 0, -1, str(error), max(1, snapshot.version)))
             if snapshot.index > raft.applied:
                 raft.on_applied(snapshot.index)
+        if lacking:
+            member.suspend(Halt(raft.applied, 0, 0, -1, lacking, 1))
         return member
 
     def _encoder(self, uid: int) -> Encode:

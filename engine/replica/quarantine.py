@@ -21,7 +21,7 @@ from ..machine import Machine
 from ..raft.state import LEADER
 from ..snapshot.format import Snapshot
 from . import snapshot_sections
-from .apply import UnknownVersion
+from .apply import Unfit, UnknownVersion
 from .member import HALTED, RUNNING, Halt, Member
 from .sessions import CommandFault
 
@@ -150,8 +150,8 @@ class Quarantine:
         if member.state != HALTED or halt is None:
             raise Refused(f"group {member.spec.name!r} is not halted at any command: there is nothing to skip")
         if halt.version:
-            needs = f"machine version {halt.version}"
-            raise Refused(f"group {member.spec.name!r} waits for {needs}: no command is at fault")
+            name, reason = member.spec.name, halt.reason
+            raise Refused(f"group {name!r} waits for another program, no command is at fault: {reason}")
         if halt.half_built:
             raise Refused(f"group {member.spec.name!r} goes on by itself when its machine is built anew")
         if not halt.covers(index, ordinal):
@@ -181,6 +181,8 @@ class Quarantine:
             error = error.__cause__
         if isinstance(error, UnknownVersion):
             return Halt(entry.index, 0, 0, -1, f"entry {entry.index} {error}", error.version)
+        if isinstance(error, Unfit):
+            return Halt(entry.index, 0, 0, -1, str(error), max(1, member.version))
         frames = frames_of(entry.data)
         frame: Frame | None = None
         ordinal = -1

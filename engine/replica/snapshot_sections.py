@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..snapshot.format import Snapshot
-from .apply import UnknownVersion
+from .apply import Unfit, UnknownVersion
 from .machine_state import MachineState
 from .sessions import Sessions
 from .uploads import Uploads
@@ -27,11 +27,17 @@ UPLOADS = "@uploads"
 
 
 def restore(member: Replicated, snapshot: Snapshot) -> None:
-    """Restore machine and engine state as of a snapshot. Raises `UnknownVersion` before anything is changed."""
+    """Restore machine and engine state as of a snapshot. Raises `UnknownVersion` before anything is changed, `Unfit` for
+    what the machine raises."""
     if snapshot.version > member.machine.version:
         raise UnknownVersion(snapshot.version, member.machine.version)
     machine, engine = split(snapshot.sections)
-    member.machine.restore(machine)
+    try:
+        member.machine.restore(machine)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise Unfit(snapshot.index, error) from error
     # What has no section is empty.
     member.restore(
         snapshot.version, sessions_of(engine), uploads_of(member.spec.uid, engine), MachineState.of_sections(engine)
@@ -39,7 +45,8 @@ def restore(member: Replicated, snapshot: Snapshot) -> None:
 
 
 def restore_member(member: Member, snapshot: Snapshot, liveness: LivenessPort, now_ns: int) -> None:
-    """Set a member back to a snapshot, whose live set is `liveness`. Raises `UnknownVersion`, with that restored."""
+    """Set a member back to a snapshot, whose live set is `liveness`. Raises `UnknownVersion` and `Unfit`, with that
+    restored."""
     member.rebase(liveness, snapshot.release, snapshot.timestamp, now_ns)
     restore(member, snapshot)
 
