@@ -19,7 +19,7 @@ from logyard.protocol.wire import ProtocolError
 
 from .admin import call_leader
 from .log import open_call
-from .sequences import Sequences, final, new_number
+from .sequences import OUT_OF_WINDOW, Sequences, expired, final, new_number
 from .yards import Yard
 
 BUFFER_BYTES = 8 << 20
@@ -108,7 +108,7 @@ class Session:
     ) -> bytes:
         """Return the machine's reply to a command with one record, which is applied exactly once; at most 64 of a
         session are under way. Raises what the machine refused it with, `SessionExpired`, or `Unknown` after `timeout`
-        seconds."""
+        seconds. 64 that were given up before a node saw them end the session."""
         numbers = self._numbers
         while not numbers.room:
             await self._room.park()
@@ -117,6 +117,10 @@ class Session:
         try:
             return await self._network.command(self.name, frame, timeout)
         except LogyardError as error:
+            if error.code == OUT_OF_WINDOW:
+                # Nor can a later one be applied. Those given up are not sent again: who looked may have redone them.
+                error = expired(self.name, error.code)
+                self._abandon(error)
             raise final(self.name, error) from None
         finally:
             numbers.done(sequence)
@@ -163,9 +167,19 @@ class Session:
 
     def _fail(self, error: LogyardError) -> None:
         """Note why nothing comes any more; wake who waits for it."""
-        self.failure = error
+        self.failure = self.failure or error
         self._network.sessions.held.pop(self.id, None)
         self._lot.unpark_all()
+
+    def _abandon(self, error: LogyardError) -> None:
+        """End a session that is of no more use: what it holds goes back now, not after its time to live."""
+        if self.failure is None and not self.closed:
+            self._fail(error)
+            self._network.spawn(self._give_back)
+
+    async def _give_back(self) -> None:
+        with suppress(LogyardError):
+            await self._network.sessions.end(self.name, self.id)
 
     def _pushed(self, header: Any, data: memoryview) -> None:
         received = decode_push(header, data)

@@ -20,7 +20,7 @@ from logyard.protocol.frame import encode_frame
 from logyard.protocol.queue import Message
 
 from ._sync.frames import Appends, FramedQueue
-from .sequences import Sequences, final
+from .sequences import OUT_OF_WINDOW, Sequences, expired, final
 from .session import Pushed
 from .sync_link import Connection
 
@@ -223,11 +223,23 @@ class Consumer:
             frame = encode_frame([(b"", None)], command=command, session=self.session, sequence=sequence)
             return self.yard.command(self.name, frame)
         except LogyardError as error:
+            if error.code == OUT_OF_WINDOW:
+                # No later one can be applied either: see `messages.Session.command`.
+                error = expired(self.name, error.code)
+                self._abandon(error)
             raise final(self.name, error) from None
         finally:
             with self._changed:
                 self._numbers.done(sequence)
                 self._changed.notify_all()
+
+    def _abandon(self, error: LogyardError) -> None:
+        """End a session that is of no more use: what it holds goes back now, not after its time to live."""
+        with self._changed:
+            self.failure = self.failure or error
+            self._over.set()
+            self._changed.notify_all()
+        self.yard.end_session(self.name, self.session)
 
     def close(self) -> None:
         """End it; what it holds goes back to the queue."""
@@ -249,7 +261,7 @@ class Consumer:
             self.yard.listen(self.name, self.session, self._pushed, self._held)
         except LogyardError as error:
             with self._changed:
-                self.failure = None if self.closed else error
+                self.failure = None if self.closed else self.failure or error
                 self._changed.notify_all()
         finally:
             self._over.set()

@@ -17,10 +17,11 @@ from click.testing import CliRunner
 from logyard.client import errors, queue_sync, sync
 from logyard.client.aio import Yard, connect
 from logyard.client.queue import Consumer, Message
+from logyard.client.sequences import WINDOW
 from logyard.client.sync import connect_sync
 from logyard.machines import queue as machines
 from logyard.protocol import queue as queue_wire
-from logyard.protocol.errors import NotLeader
+from logyard.protocol.errors import NotLeader, SessionExpired
 from logyard.protocol.queue import NotHeld
 from logyard.service.cli.root import cli
 from logyard.service.door import pushes
@@ -550,6 +551,61 @@ async def test_the_command_line_says_how_many_were_acknowledged(tmp_path: Path) 
                 found = ask(servers, "consume", "q", code=1)
             assert not found["ok"] and (found["not_held"], len(found["messages"])) == (1, 1)
             assert ask(servers, "consume", "q", "--requeue")["acknowledged"] == 0
+
+    async with served(tmp_path) as (_, doors, _):
+        await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
+
+
+async def test_a_consumer_whose_commands_were_given_up_a_window_long_ends_and_gives_back_what_it_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        queue = yard.queue("q")
+        await queue.publish_many([(b"", body) for body in bodies(10)])
+        async with queue.consume() as consumer:
+            found = await following(consumer, 10)
+            assert await consumer.ack(found[0]) == 1
+            with monkeypatch.context() as outage:
+                outage.setattr(type(yard), "command", lambda *_: trio.sleep_forever())
+                for _ in range(WINDOW):
+                    with trio.CancelScope() as scope:
+                        scope.cancel()
+                        await consumer.ack(found[1])
+            with pytest.raises(SessionExpired):
+                await consumer.ack(found[2])
+            assert isinstance(consumer.failure, SessionExpired) and consumer.id not in yard.sessions.held
+            with pytest.raises(SessionExpired), trio.fail_after(20):
+                await consumer.__anext__()
+            async with queue.consume() as another:
+                again = await following(another, 9)
+            assert [one.id for one in again] == [one.id for one in found[1:]], "at once, although the first is not left"
+
+
+async def test_a_blocking_consumer_ends_as_well_when_a_window_of_commands_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> bytes:
+        raise NotLeader.told("a test")
+
+    def blocking(servers: list[str]) -> None:
+        with connect_sync(servers) as yard:
+            queue = yard.queue("q")
+            queue.publish(b"body")
+            with queue.consume() as consumer:
+                message = consumer.get(20.0)
+                assert message is not None and consumer.extend(message) == 1
+                with monkeypatch.context() as outage:
+                    outage.setattr(sync.Yard, "command", away)
+                    for _ in range(WINDOW):
+                        with pytest.raises(NotLeader):
+                            consumer.extend(message)
+                with pytest.raises(SessionExpired):
+                    consumer.extend(message)
+                assert queue.stats()["ready"] == 1, "at once, although it is not left"
+                with pytest.raises(SessionExpired):
+                    consumer.get(20.0)
+                consumer._beating.join(20.0)
+                assert not consumer._beating.is_alive()
 
     async with served(tmp_path) as (_, doors, _):
         await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
