@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from logyard.protocol import queue as qw
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.frame import encode_frame
 from logyard.protocol.queue import Message
 
@@ -96,7 +96,7 @@ class Consumer:
 
     __slots__ = (
         "yard", "name", "session", "failure", "closed", "credit_bytes", "_prefetch", "_numbers", "_inbox", "_messages",
-        "_settles", "_count", "_changed", "_connection", "_thread", "_beating", "_over",
+        "_settles", "_count", "_given", "_known", "_sending", "_changed", "_connection", "_thread", "_beating", "_over",
     )  # fmt: skip
 
     def __init__(self, yard: Listens, name: str, prefetch: int, credit_bytes: int) -> None:
@@ -112,6 +112,9 @@ class Consumer:
         self._messages: deque[Message] = deque()
         self._settles = qw.Settles()
         self._count = 0
+        # How often something was settled here, and up to where a quorum knows of it; one thread at a time tells it.
+        self._given = self._known = 0
+        self._sending = False
         self._changed = threading.Condition()
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._listen, name=f"logyard consumer {name}", daemon=True)
@@ -149,7 +152,8 @@ class Consumer:
                 again = self._inbox.resend() if lost else b""
             if again:
                 self.command(again)
-            self.send()
+            if not idle:
+                self.send()
 
     def ack(self, message: Message, *, multiple: bool = False) -> None:
         """Settle a message, which is done with, or everything up to it. It is gathered, as `nack` and `reject` are:
@@ -187,24 +191,35 @@ class Consumer:
     def send(self) -> None:
         """Wait until everything that was gathered so far is known to a quorum. Raises what stands in the way."""
         with self._changed:
+            given = self._given
+            while self._sending and self._known < given and self.failure is None:
+                self._changed.wait()
             self._check()
+            if self._known >= given:
+                return
+            self._sending, given = True, self._given
             commands, self._count = self._settles.take(), 0
-        for command, wanted in commands:
-            try:
+        try:
+            for command, wanted in commands:
                 reply = self.command(command)
-            except LogyardError as error:
-                # Nobody knows what was settled, and it is gathered no more: what is held goes back with the session.
                 with self._changed:
-                    self.failure = self.failure or error
-                    self._changed.notify_all()
-                raise
+                    self._settles.answered(reply, wanted)
+            self._known = given
+        except BaseException as error:
+            # Nobody knows what was settled, and it is gathered no more: what is held goes back with the session.
+            unknown = error if isinstance(error, LogyardError) else Unknown(f"{self.name}: settling was interrupted")
+            self.failure = self.failure or unknown
+            raise
+        finally:
             with self._changed:
-                self._settles.answered(reply, wanted)
+                self._sending = False
+                self._changed.notify_all()
 
     def _settle(self, what: int, message: Message, multiple: bool) -> None:
         with self._changed:
             self._settles.add(what, message.tag, multiple)
             self._count += 1
+            self._given += 1
             full = multiple or 2 * self._count >= self._prefetch
         if full:
             self.send()

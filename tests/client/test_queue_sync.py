@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from logyard.client.queue_sync import Queue
+from logyard.client.queue_sync import Consumer, Queue
 from logyard.protocol import queue as qw
 from logyard.protocol.errors import LogyardError, Unknown
-from logyard.protocol.queue import Message
+from logyard.protocol.queue import Message, NotHeld
 
 SETTLE = 0x14
 
@@ -61,3 +61,81 @@ def test_what_could_not_be_settled_is_not_forgotten(limit: int) -> None:
             consumer.flush()
         consumer.flush()
     assert yard.settled == limit and yard.ended.is_set()
+
+
+class Late(Yard):
+    """A cluster that answers what settles when another thread waits for that, or goes on without: it found nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.asked = threading.Event()
+        self.stirred = threading.Event()
+        self.log: list[str] = []
+
+    def command(self, name: str, frame: list[Any], timeout: float | None = None, flags: int = 0) -> bytes:
+        data = b"".join(frame)
+        if bytes((SETTLE, qw.CONSUMER, 0, 0, 0)) in data:
+            self.asked.set()
+            assert self.stirred.wait(20.0)
+            self.log.append("settled")
+        elif qw.detach_command() in data:
+            self.stirred.set()
+            self.log.append("detached")
+        return qw.COUNT.pack(0, 0)
+
+    def settle_elsewhere(self, consumer: Consumer) -> threading.Thread:
+        """Settle a message here, and have another thread tell it; return when that waits for the answer."""
+        consumer._changed = Watched(self.stirred)
+        consumer.ack(message(1))
+        thread = threading.Thread(target=consumer.get, args=(0.0,))
+        thread.start()
+        assert self.asked.wait(20.0)
+        return thread
+
+
+class Watched(threading.Condition):
+    """A condition that says when somebody waits for it."""
+
+    def __init__(self, stirred: threading.Event) -> None:
+        super().__init__()
+        self.stirred = stirred
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.stirred.set()
+        return super().wait(timeout)
+
+
+def test_a_flush_waits_for_what_another_thread_tells() -> None:
+    yard: Any = Late()
+    consumer = Consumer(yard, "q", 256, 1 << 20)
+    thread = yard.settle_elsewhere(consumer)
+    try:
+        with pytest.raises(NotHeld):
+            consumer.flush()
+        assert yard.log == ["settled"]
+    finally:
+        yard.stirred.set()
+        thread.join(20.0)
+
+
+def test_leaving_waits_for_what_another_thread_tells() -> None:
+    yard: Any = Late()
+    with pytest.raises(NotHeld), Queue(yard, "q").consume() as consumer:
+        thread = yard.settle_elsewhere(consumer)
+    thread.join(20.0)
+    assert yard.log == ["settled", "detached"]
+
+
+def test_what_an_interrupt_kept_from_being_settled_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
+    yard: Any = Yard(9)
+    consumer = Consumer(yard, "q", 256, 1 << 20)
+    consumer.ack(message(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(yard, "command", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.flush()
+    with pytest.raises(Unknown, match="interrupted"):
+        consumer.flush()
