@@ -151,7 +151,13 @@ class Consumer:
                     continue
                 again = self._inbox.resend() if lost else b""
             if again:
-                self.command(again)
+                try:
+                    self.command(again)
+                except BaseException:
+                    with self._changed:
+                        self._inbox.unheard()
+                        self._changed.notify_all()
+                    raise
             if not idle:
                 self.send()
 

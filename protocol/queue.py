@@ -278,6 +278,10 @@ class Inbox:
         self.lost = False
         return resend_command(self.next)
 
+    def unheard(self) -> None:
+        """Take note that what `resend` asked for is not known to come: it has to be asked for again."""
+        self.lost = True
+
     def pushed(self, header: Mapping[str, Any], data: memoryview) -> list[Message]:
         """Return the messages of a PUSH that are new. Raises `ProtocolError`."""
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from logyard.client.queue_sync import Consumer, Queue
 from logyard.protocol import queue as qw
-from logyard.protocol.errors import LogyardError, Unknown
+from logyard.protocol.errors import LogyardError, NotLeader, Unknown
 from logyard.protocol.queue import Message, NotHeld
 
 SETTLE = 0x14
@@ -139,3 +139,23 @@ def test_what_an_interrupt_kept_from_being_settled_is_not_forgotten(monkeypatch:
             consumer.flush()
     with pytest.raises(Unknown, match="interrupted"):
         consumer.flush()
+
+
+def test_what_was_lost_is_asked_for_until_somebody_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+
+    def away(name: str, frame: list[Any], timeout: float | None = None, flags: int = 0) -> bytes:
+        asked.append(b"".join(frame))
+        if len(asked) < 3:
+            raise NotLeader.told("a test")
+        return qw.COUNT.pack(0, 0)
+
+    yard: Any = Yard(0)
+    monkeypatch.setattr(yard, "command", away)
+    consumer = Consumer(yard, "q", 4, 1 << 20)
+    consumer._pushed({"kind": "alive", "index": 0, "dropped": 1}, memoryview(b""))
+    for _ in range(2):
+        with pytest.raises(NotLeader):
+            consumer.get(0.0)
+    assert consumer.get(0.0) is None and consumer.get(0.0) is None
+    assert len(asked) == 3 and all(qw.resend_command(1) in one for one in asked)
