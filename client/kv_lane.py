@@ -14,6 +14,7 @@ import msgpack
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import UNIFORM, Buffer, encode_parts
 
+from .fork import HERE, elsewhere
 from .lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, SHARED_S, Batch, Lane
 
 COMMAND_OVERHEAD = 4
@@ -78,6 +79,8 @@ class KvLane(Lane):
 
     def add_operation(self, command: bytes, bodies: Sequence[Buffer], timeout: float) -> tuple[KvBatch, int]:
         """Put an operation into the open batch; return the batch and its number there."""
+        if self.pid != HERE.pid:
+            raise elsewhere(self.pid)
         batch = self.open
         size = len(command) + sum(map(len, bodies))
         if (

@@ -18,6 +18,7 @@ from logyard.protocol.errors import Busy, LogyardError, NoSpace, NotLeader, Unkn
 from logyard.protocol.frame import APPEND_COMMAND, Buffer, Frame, renumbered
 from logyard.protocol.pending import PendingReply
 
+from .fork import HERE, elsewhere
 from .log import NOT_TOLD, appended
 from .sequences import OUT_OF_WINDOW, RENEW, Sequences, Ticket, expired, final
 from .session import backoff, outcome
@@ -156,7 +157,7 @@ class Lane:
     __slots__ = (
         "name", "uid", "leader", "open", "queue", "sent", "held_until", "recovering", "failures", "retry", "window",
         "dirty", "chance", "clock", "kick", "_serial", "link", "exactly_once", "numbers", "opening", "stale",
-        "for_kind", "trouble", "event", "_open_for",
+        "for_kind", "trouble", "event", "_open_for", "pid",
     )  # fmt: skip
     kind = "log"
 
@@ -172,6 +173,8 @@ class Lane:
         event: Callable[[], Any] | None = None,
     ) -> None:
         self.name = name
+        # The process that it is of.
+        self.pid = HERE.pid
         # Makes what waits for a frame's reply.
         self.event = event
         self.for_kind = wire.for_kind(self.kind)
@@ -217,6 +220,8 @@ class Lane:
         self, head: Buffer, body: Buffer | None, timeout: float, flags: int = 0, command: bytes = APPEND_COMMAND
     ) -> tuple[Batch, int]:
         """Put one record into the open batch; return the batch and the record's number in it."""
+        if self.pid != HERE.pid:
+            raise elsewhere(self.pid)
         batch = self.open
         size = 0 if body is None else len(body)
         if (
@@ -244,6 +249,8 @@ class Lane:
     ) -> Batch:
         """Put records into one frame of their own, so that they are appended together or not at all. `command`: another
         one than append's. `keys`: of each record, for a keyed log."""
+        if self.pid != HERE.pid:
+            raise elsewhere(self.pid)
         batch = self._begin(timeout, flags, command)
         batch.put_many(records, keys)
         return self._enqueue(batch)

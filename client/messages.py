@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
-from logyard.protocol.errors import LogyardError, Unknown, WrongKind
+from logyard.protocol.errors import BadRequest, LogyardError, Unknown, WrongKind
 from logyard.protocol.frame import Buffer, encode_frame
 from logyard.protocol.wire import ProtocolError
 
@@ -205,7 +205,7 @@ async def open_session(network: Yard, name: str, make: Callable[[Yard, str, int]
     keeper.held[session.id] = name
     try:
         await network.run(open_call(name, session.id, session.id, int(keeper.ttl * 1000), kind))
-    except WrongKind:
+    except (BadRequest, WrongKind):
         # Nothing was proposed.
         keeper.held.pop(session.id, None)
         raise

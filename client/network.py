@@ -20,6 +20,7 @@ from logyard.protocol.records import Page
 from ._async.admin import AdminVerbs
 from .admin import Call, T
 from .first_of import first_of
+from .fork import HERE, elsewhere
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
@@ -43,7 +44,7 @@ class Network(AdminVerbs):
     __slots__ = (
         "runtime", "clock", "timeout", "retry", "window", "routes", "chance", "closed", "exactly_once", "sessions",
         "kvs", "dial", "_nursery", "_links", "_down", "_lanes", "_wanted", "_locate_bell", "_lacking", "_clock_bell",
-        "_held", "_freed", "_started",
+        "_held", "_freed", "_started", "_pid",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,7 @@ class Network(AdminVerbs):
         session_ttl: float = SESSION_TTL_S,
     ) -> None:
         self.runtime: Runtime = running()
+        self._pid = HERE.pid
         self.clock = self.runtime.now
         self.exactly_once = exactly_once
         self.sessions = SessionKeeper(self, session_ttl)
@@ -137,6 +139,8 @@ class Network(AdminVerbs):
 
     async def nodes(self) -> list[int]:
         """Return the nodes whose addresses are known."""
+        if self._pid != HERE.pid:
+            raise elsewhere(self._pid)
         return sorted(self.routes.addresses)
 
     async def ask(self, address: tuple[str, int], method: str, arguments: dict[str, object], deadline: float) -> None:
@@ -155,6 +159,8 @@ class Network(AdminVerbs):
         """Return the pipeline of a group; `kind`: what its machine's commands need."""
         lane = self._lanes.get((name, kind.kind))
         if lane is None:
+            if self._pid != HERE.pid:
+                raise elsewhere(self._pid)
             lane = self._lanes[name, kind.kind] = kind(
                 name, self.window, self.clock, self.kick, self.chance, self.retry, self.exactly_once, self.runtime.event
             )
@@ -489,6 +495,8 @@ class Network(AdminVerbs):
         return await self._ready(self._dial(0, up[retry.failures % len(up)]), retry.deadline)
 
     def _check(self) -> None:
+        if self._pid != HERE.pid:
+            raise elsewhere(self._pid)
         # Nobody looks for a leader any more, or opens a connection.
         if self.closed:
             raise LogyardError("the client is closed")

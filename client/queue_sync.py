@@ -20,6 +20,7 @@ from logyard.protocol.frame import encode_frame
 from logyard.protocol.queue import Message
 
 from ._sync.frames import Appends, FramedQueue
+from .fork import HERE, elsewhere
 from .sequences import OUT_OF_WINDOW, Sequences, expired, final
 from .session import Pushed
 from .sync_link import Connection
@@ -97,6 +98,7 @@ class Consumer:
     __slots__ = (
         "yard", "name", "session", "failure", "closed", "credit_bytes", "_prefetch", "_numbers", "_inbox", "_messages",
         "_settles", "_count", "_given", "_known", "_sending", "_changed", "_connection", "_thread", "_beating", "_over",
+        "_pid",
     )  # fmt: skip
 
     def __init__(self, yard: Listens, name: str, prefetch: int, credit_bytes: int) -> None:
@@ -105,6 +107,7 @@ class Consumer:
         self.session = yard.begin_session(name, "queue")
         self.failure: LogyardError | None = None
         self.closed = False
+        self._pid = HERE.pid
         self.credit_bytes = credit_bytes
         self._prefetch = prefetch
         self._numbers = Sequences(self.session)
@@ -134,6 +137,7 @@ class Consumer:
     def get(self, wait: float | None) -> Message | None:
         """Return the next message; None when none comes within `wait` seconds (None: for ever), or the consumer is
         closed."""
+        self._is_here()
         deadline = None if wait is None else time.monotonic() + wait
         while True:
             with self._changed:
@@ -196,6 +200,7 @@ class Consumer:
 
     def send(self) -> None:
         """Wait until everything that was gathered so far is known to a quorum. Raises what stands in the way."""
+        self._is_here()
         with self._changed:
             given = self._given
             while self._sending and self._known < given and self.failure is None:
@@ -222,6 +227,7 @@ class Consumer:
                 self._changed.notify_all()
 
     def _settle(self, what: int, message: Message, multiple: bool) -> None:
+        self._is_here()
         with self._changed:
             self._settles.add(what, message.tag, multiple)
             self._count += 1
@@ -230,12 +236,17 @@ class Consumer:
         if full:
             self.send()
 
+    def _is_here(self) -> None:
+        if self._pid != HERE.pid:
+            raise elsewhere(self._pid)
+
     def _check(self) -> None:
         if self.failure is not None:
             raise self.failure.again()
 
     def command(self, command: bytes) -> bytes:
         """Send one command of this consumer's session, exactly once; return its reply."""
+        self._is_here()
         with self._changed:
             while not self._numbers.room:
                 self._changed.wait()
@@ -263,7 +274,10 @@ class Consumer:
         self.yard.end_session(self.name, self.session)
 
     def close(self) -> None:
-        """End it; what it holds goes back to the queue."""
+        """End it; what it holds goes back to the queue. In the child of a fork nothing happens: it is the parent's."""
+        if self._pid != HERE.pid:
+            self.closed = True
+            return
         with self._changed:
             if self.closed:
                 return

@@ -24,6 +24,7 @@ from logyard.protocol.tls import TlsConfig, client_context
 from ._sync.admin import AdminVerbs
 from ._sync.consumer import TopicVerbs
 from .admin import Call, T, call_node
+from .fork import HERE, elsewhere
 from .kv_sync import KV
 from .log import SESSION_TTL_S, close_call, open_call
 from .machine_sync import Machine
@@ -70,11 +71,12 @@ def connect_sync(
 
 
 class Yard(AdminVerbs, TopicVerbs):
-    """The cluster as a blocking client sees it; admin verbs are in `_sync.admin`. Safe to share among threads."""
+    """The cluster as a blocking client sees it; admin verbs are in `_sync.admin`. Safe to share among threads, not with
+    the child of a fork: there every verb raises `BadRequest`, and `close` closes only that process's sockets."""
 
     __slots__ = (
         "timeout", "retry", "exactly_once", "_context", "_routes", "_idle", "_lock", "_chance", "closed", "_client",
-        "_session_ttl", "_sessions",
+        "_session_ttl", "_sessions", "_pid",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +90,7 @@ class Yard(AdminVerbs, TopicVerbs):
         session_ttl: float = SESSION_TTL_S,
     ) -> None:
         self.exactly_once = exactly_once
+        self._pid = HERE.pid
         self._client = new_number()
         self._session_ttl = session_ttl
         self._sessions: dict[tuple[str, str], SyncSession] = {}
@@ -111,6 +114,9 @@ class Yard(AdminVerbs, TopicVerbs):
     def close(self) -> None:
         """End the sessions of logs with nothing under way, as far as that is quick, and close all connections that are
         not in use; those in use close when they are given back."""
+        if self._pid != HERE.pid:
+            # The sessions are the other process's, and who held the lock there is not here to let go of it.
+            self._sessions, self._lock = {}, threading.Lock()
         deadline = time.monotonic() + CLOSE_S
         for (name, _), session in list(self._sessions.items()):
             left = deadline - time.monotonic()
@@ -177,11 +183,15 @@ class Yard(AdminVerbs, TopicVerbs):
 
     def nodes(self) -> list[int]:
         """Return the nodes whose addresses are known."""
+        if self._pid != HERE.pid:
+            raise elsewhere(self._pid)
         with self._lock:
             return sorted(self._routes.addresses)
 
     def run(self, call: Call[T], timeout: float | None = None) -> T:
         """Ask, again where that is allowed, until answered or out of time. Raises a `LogyardError`."""
+        if self._pid != HERE.pid:
+            raise elsewhere(self._pid)
         with self._lock:
             call = self._routes.spread(call, self._chance)
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
@@ -225,6 +235,8 @@ class Yard(AdminVerbs, TopicVerbs):
 
         Returns the machine's reply, and the session and number that the frame had.
         """
+        if self._pid != HERE.pid:
+            raise elsewhere(self._pid)
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
         if not self.exactly_once or flags & wire.REPLY_MODE:
             return self._command(name, frame.encode(), deadline, flags), None
@@ -265,6 +277,8 @@ class Yard(AdminVerbs, TopicVerbs):
     ) -> None:
         """Take what a session is sent, at whoever leads its group, until it is over: raises why. `held` is told each
         connection, so that another thread may interrupt it, and None before each try; what it raises ends this."""
+        if self._pid != HERE.pid:
+            raise elsewhere(self._pid)
         retry = Retry(float("inf"), self._chance, False)
         while True:
             held(None)
@@ -316,6 +330,8 @@ class Yard(AdminVerbs, TopicVerbs):
     def command(self, name: str, frame: list[Buffer], timeout: float | None = None, flags: int = 0) -> bytes:
         """Send a command frame to a group's leader; return the machine's reply. It is sent again after a cut (unless
         `retry` is off): at-least-once, unless it has a session's number."""
+        if self._pid != HERE.pid:
+            raise elsewhere(self._pid)
         return self._command(name, frame, time.monotonic() + (self.timeout if timeout is None else timeout), flags)
 
     def _command(self, name: str, frame: list[Buffer], deadline: float, flags: int) -> bytes:
@@ -409,6 +425,8 @@ class Yard(AdminVerbs, TopicVerbs):
 
     def compresses(self, name: str) -> bool | None:
         """Return what a log's option says about compression; None until the log was found."""
+        if self._pid != HERE.pid:
+            raise elsewhere(self._pid)
         with self._lock:
             return name in self._routes.compressed if name in self._routes.groups else None
 

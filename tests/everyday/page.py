@@ -132,7 +132,9 @@ def page() -> Iterator[str]:
         "reason beside it. How the faces differ in what they do (connections, gathering, order, sessions) is in",
         "[decision 0028](decisions/0028-one-source-for-the-faces.md), for embedding in",
         "[0029](decisions/0029-embedding-is-one-more-caller.md); what each verb answers in every everyday situation",
-        "is the table of `tests/everyday`.",
+        "is the table of `tests/everyday`. A client belongs to the process that opened it: in the child of a fork its",
+        "verbs raise `BadRequest`, and closing it closes nothing of the parent's; open one in each process, after the",
+        "fork.",
     )
     kind = ""
     for verb in told():
