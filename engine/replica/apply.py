@@ -52,7 +52,7 @@ class NotRestored(LogyardError):
 
 
 class Unfit(Exception):
-    """A machine can't be made of its snapshot, whose bytes are whole: the program is at fault, and another one may do."""
+    """A machine can't be made of its snapshot, whose bytes are whole: the program is at fault."""
 
     def __init__(self, index: int, error: Exception) -> None:
         super().__init__(

@@ -27,8 +27,8 @@ UPLOADS = "@uploads"
 
 
 def restore(member: Replicated, snapshot: Snapshot) -> None:
-    """Restore machine and engine state as of a snapshot. Raises `UnknownVersion` before anything is changed, `Unfit` for
-    what the machine raises."""
+    """Restore machine and engine state as of a snapshot. Raises `UnknownVersion` before anything is changed, `Unfit`
+    for what the machine raises."""
     if snapshot.version > member.machine.version:
         raise UnknownVersion(snapshot.version, member.machine.version)
     machine, engine = split(snapshot.sections)

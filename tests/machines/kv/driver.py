@@ -122,8 +122,12 @@ class Driver:
         assert needed == self.live
         state = self.machine.state
         assert list(state.live) == sorted(key for key, version in state.keys.items() if version[6] is not None)
-        assert not state.changing and {
-            lease: {key for key, version in state.keys.items() if version[5] == lease and version[6] is not None}
-            for lease in {version[5] for version in state.keys.values() if version[6] is not None} - {0}
-        } == state.leases.attached
+        assert (
+            not state.changing
+            and {
+                lease: {key for key, version in state.keys.items() if version[5] == lease and version[6] is not None}
+                for lease in {version[5] for version in state.keys.values() if version[6] is not None} - {0}
+            }
+            == state.leases.attached
+        )
         assert list(state.gone) == sorted(key for key, version in state.keys.items() if version[6] is None)
