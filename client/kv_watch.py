@@ -267,9 +267,10 @@ class Stream:
         """Tell the server which watches came and went, as long as there are any."""
         try:
             while self._open and (self._add or self._remove):
-                # First those that went: one that came back has the same number.
+                # First all that went: one that came back has the same number.
                 remove, self._remove = self._remove[:ADD_MAX], self._remove[ADD_MAX:]
-                await self.kv.yard.run(self._change_call(self._id, add=self._rows(), remove=remove))
+                add = [] if self._remove else self._rows()
+                await self.kv.yard.run(self._change_call(self._id, add=add, remove=remove))
         except LogyardError:
             # The stream is opened again, with all of them.
             self._scope.cancel()

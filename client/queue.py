@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from logyard.protocol import queue as qw
-from logyard.protocol.errors import Busy, LogyardError
+from logyard.protocol.errors import Busy, LogyardError, Unknown
 from logyard.protocol.frame import Buffer
 from logyard.protocol.queue import Message
 
@@ -218,6 +218,8 @@ class Consumer(Session):
         while self._known < given:
             if self.failure is not None:
                 raise self.failure.again()
+            if self.closed:
+                raise Unknown(f"{self.name}: the consumer was closed before what it settled was known")
             await self._settled.wait()
         if self.failure is not None:
             raise self.failure.again()

@@ -128,14 +128,24 @@ class Batch(NamedTuple):
     effects: Sequence[Effect] = ()
 
 
+RESERVED_CODES = frozenset({"session_expired", "sequence_out_of_window", "stale_sequence", "not_leader", "unknown"})
+"""Refusals that clients take for the engine's: they would begin a session anew, or send a command again."""
+
+
 class Reject(Exception):
     """A deterministic, committed refusal: it is the reply, the state is unchanged and the command's payload is
-    released."""
+    released. Raises ValueError for one of `RESERVED_CODES`, which are the engine's own (`OwnReject`)."""
 
     def __init__(self, code: str, message: str) -> None:
+        if code in RESERVED_CODES and type(self) is Reject:
+            raise ValueError(f"{code!r} is a code of the engine's own: a machine's refusal has another one")
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+class OwnReject(Reject):
+    """A refusal by the engine."""
 
 
 class Frozen(Protocol):

@@ -15,7 +15,18 @@ import msgpack
 from logyard.protocol.frame import BINDS, PIECE, SYSTEM
 
 from ..entry import Frame, system_command
-from ..machine import Batch, BatchMachine, Context, Effect, Machine, Position, Reject, Release, check_reply
+from ..machine import (
+    Batch,
+    BatchMachine,
+    Context,
+    Effect,
+    Machine,
+    OwnReject,
+    Position,
+    Reject,
+    Release,
+    check_reply,
+)
 from .uploads import Uploads
 
 WINDOW = 64
@@ -76,7 +87,7 @@ class Sessions:
         """Claim a sequence for the frame that is about to be applied: None; or say why it must not be."""
         found = self.by_id.get(session)
         if found is None:
-            return Reject("session_expired", f"there is no session {session:016x}: it ended, or never began")
+            return OwnReject("session_expired", f"there is no session {session:016x}: it ended, or never began")
         highest = found.highest
         if highest < sequence <= highest + WINDOW:
             replies = found.replies
@@ -91,7 +102,7 @@ class Sessions:
             return reply
         if not 0 < sequence <= highest:
             text = f"sequence {sequence} is not within {WINDOW} of {highest}"
-            return Reject("sequence_out_of_window", text)
+            return OwnReject("sequence_out_of_window", text)
         return None
 
     def keep(self, session: int, sequence: int, reply: Reply) -> None:
@@ -140,7 +151,7 @@ class Sessions:
             session = table.by_id[number] = Session(client, ttl_ms)
             session.highest = highest
             for sequence, code, content in replies:
-                reply: Reply = content if code is None else Reject(code, content)
+                reply: Reply = content if code is None else OwnReject(code, content)
                 session.replies[sequence] = reply
                 table.bytes += reply_bytes(reply)
         return table
@@ -151,7 +162,7 @@ def _packed(sequence: int, reply: Reply) -> tuple[int, str | None, bytes | str]:
 
 
 def _stale(sequence: int) -> Reject:
-    return Reject("stale_sequence", f"sequence {sequence} left its session's window: its reply is not kept any more")
+    return OwnReject("stale_sequence", f"sequence {sequence} left its session's window: its reply is not kept any more")
 
 
 def reply_bytes(reply: Reply) -> int:

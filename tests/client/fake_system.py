@@ -181,7 +181,7 @@ class FakeSystem:
             self.cluster.create(spec["name"], spec["members"], spec["members"][0])
         return len(specs)
 
-    async def delete_group(self, name: str, force: bool = False, topic: int = 0) -> object:
+    async def delete_group(self, name: str, force: bool = False, topic: int = 0, uid: int = 0) -> object:
         log = self._log(name)
         del self.cluster.logs[name], self.cluster.by_uid[log.uid]
         return None

@@ -49,7 +49,7 @@ class Sound:
         dead = [Release(*range_of(ref)) for ref in refs]
         if verb == "drop":
             if rest[0] not in self.words:
-                raise Reject("unknown", rest[0])
+                raise Reject("unknown_name", rest[0])
             return Applied(b"", dead + self.released(self.words.pop(rest[0])))
         if verb == "later":
             return Applied(b"", [*dead, Timer(rest[1], context.timestamp + int(rest[0]))])

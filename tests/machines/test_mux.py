@@ -63,7 +63,7 @@ class Names:
         name = rest[0].upper() if context.version == 2 else rest[0]
         if verb == "drop":
             if name not in self.names:
-                raise Reject("unknown", name)
+                raise Reject("unknown_name", name)
             self.ids.give(self.names.pop(name))
             return Applied(b"", dead)
         if name in self.names:

@@ -21,7 +21,7 @@ from logyard.client.sequences import WINDOW
 from logyard.client.sync import connect_sync
 from logyard.machines import queue as machines
 from logyard.protocol import queue as queue_wire
-from logyard.protocol.errors import NotLeader, SessionExpired
+from logyard.protocol.errors import NotLeader, SessionExpired, Unknown
 from logyard.protocol.queue import NotHeld
 from logyard.service.cli.root import cli
 from logyard.service.door import pushes
@@ -486,6 +486,18 @@ async def test_leaving_says_what_was_settled_too_late(tmp_path: Path) -> None:
             async with queue.consume() as consumer:
                 consumer.ack_nowait(message)
                 raise ValueError("mine")
+
+
+async def test_a_flush_of_a_consumer_that_was_closed_says_so(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        queue = yard.queue("q")
+        await queue.publish(b"once")
+        async with queue.consume() as consumer:
+            (message,) = await following(consumer, 1)
+            consumer.ack_nowait(message)
+            await consumer.close()
+            with pytest.raises(Unknown, match="closed"), trio.fail_after(10):
+                await consumer.flush()
 
 
 async def test_a_blocking_consumer_says_it_at_flush_and_when_it_leaves(tmp_path: Path) -> None:

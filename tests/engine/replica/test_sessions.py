@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from logyard.engine.entry import Frame, encode_system
-from logyard.engine.machine import Batch, Context, Position, Reject, Release
+from logyard.engine.machine import RESERVED_CODES, Batch, Context, Position, Reject, Release
 from logyard.engine.replica.sessions import (
     REPLY_BYTES,
     WINDOW,
@@ -177,3 +177,10 @@ def test_a_batch_machines_reply_that_is_no_bytes_is_its_fault(session: int) -> N
             apply_next(table(), context, [plain(session, 1, 0)], text)
         else:
             run_batch(text, context, [plain(session, 1, 0)])
+
+
+@pytest.mark.parametrize("code", sorted(RESERVED_CODES))
+def test_a_machine_has_none_of_the_engines_own_codes(code: str) -> None:
+    """A client would take it for the engine's, and send the command again and again."""
+    with pytest.raises(ValueError, match="the engine's own"):
+        Reject(code, "by a machine")

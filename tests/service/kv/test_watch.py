@@ -380,6 +380,30 @@ async def test_a_watch_of_older_revisions_misses_nothing_after_a_cut_although_ot
                 assert [one.revision for one in await following(ahead, 1)] == [23]
 
 
+async def test_of_very_many_that_were_paused_the_one_that_goes_on_first_is_there_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_watch, "ADD_MAX", 2)
+    there = set(range(1, 6))
+
+    async def change(call: Any) -> None:
+        there.difference_update(call.arguments["remove"])
+        there.update(row[0] for row in call.arguments["add"])
+
+    tasks: list[Any] = []
+    yard = SimpleNamespace(spawn=tasks.append, run=change, runtime=TrioRuntime())
+    stream = client_watch.Stream(SimpleNamespace(yard=yard, name="kv"), None)
+    stream._id, stream._open, stream._sent = 1, True, set(there)
+    flow = client_watch.Flow(b"k", b"", 1, False, True, True, True, False)
+    stream.watches |= {number: client_watch.Watch(stream, number, flow) for number in there}
+    for number in range(1, 6):
+        stream._stop(number)
+    stream.want(stream.watches[4])
+    (task,) = tasks
+    await task()
+    assert there == {4}
+
+
 def test_a_watch_that_went_hides_nothing_from_the_others() -> None:
     """A push may still name watches that were cancelled since: the others that it names see it."""
     yard = SimpleNamespace(spawn=lambda *_: None, runtime=TrioRuntime())
