@@ -247,7 +247,7 @@ def check_effect(effect: object) -> None:
     if isinstance(effect, Timer):
         due = effect.due_ms
         is_time = due is None or (isinstance(due, int | float) and -_TIME_MAX <= due < _TIME_MAX)
-        fits = is_time and isinstance(effect.name, str)
+        fits = is_time and isinstance(effect.name, str) and _is_text(effect.name)
     elif isinstance(effect, Append):
         fits = isinstance(effect.command, _BYTES)
     elif isinstance(effect, Monitor):
@@ -260,6 +260,11 @@ def check_effect(effect: object) -> None:
         fits = isinstance(effect, Release | Aux | Checkpoint | End)
     if not fits:
         raise TypeError(f"{effect!r} is no effect: it is none of them, or a field is of another type")
+
+
+def _is_text(name: str) -> bool:
+    """Return whether a name can be stored: half a surrogate pair can not."""
+    return name.isascii() or name == name.encode(errors="replace").decode()
 
 
 def check_reply(reply: object) -> None:

@@ -14,6 +14,7 @@ from ..log.meta import MetaStore
 from ..raft.state import LEADER
 from ..repair import log_repair
 from ..repair.log_repair import LogRepair
+from ..replica.apply import says
 from ..replica.compose import Replicas
 from ..replica.ground import Ground
 from ..replica.member import Member
@@ -102,7 +103,7 @@ def compose_quiescence(
     )  # fmt: skip
 
     def is_held(member: Member) -> bool:
-        if getattr(member.machine, "stays_awake", False):
+        if says(member.machine, "stays_awake"):
             return True
         return member in effects.ticking or (member.raft.role == LEADER and sessions.is_silent(member))
 

@@ -182,14 +182,35 @@ class Replicated:
         """Apply ["upgrade", to]. Raises `UnknownVersion` where the machine is too old."""
         if to <= self.version:
             return b""
-        if to > self.machine.version:
-            raise UnknownVersion(to, self.machine.version)
+        if to > newest_of(self.machine):
+            raise UnknownVersion(to, newest_of(self.machine))
         upgrade = getattr(self.machine, "upgrade", None)
         if upgrade is not None:
             upgrade(self.version, to)
         self.version = to
         log.info("group %s: machine version %d is in force", self.spec.name, to)
         return b""
+
+
+def newest_of(machine: Machine) -> int:
+    """Return the newest version that a machine knows: 1 where it says something else than a number, which other groups
+    of the node, and other nodes, shall not stumble over."""
+    try:
+        version: object = machine.version
+    except Exception:
+        log.exception("the version of a %s failed", type(machine).__name__)
+        version = None
+    return version if isinstance(version, int) and 0 < version < 1 << 32 else 1
+
+
+def says(machine: Machine, name: str) -> bool:
+    """Return whether a machine has an optional attribute that holds, or an optional method. What asking for it raises
+    is reported: no."""
+    try:
+        return bool(getattr(machine, name, False))
+    except Exception:
+        log.exception("%s of a %s failed", name, type(machine).__name__)
+        return False
 
 
 def context_of(state: Replicated, entry: Entry) -> Context:

@@ -31,7 +31,7 @@ from ..machine import (
     check_effect,
 )
 from ..raft.state import LEADER
-from .apply import REPLICATED
+from .apply import REPLICATED, newest_of, says
 from .member import RUNNING, Member
 
 log = logging.getLogger(__name__)
@@ -65,11 +65,9 @@ class Commands(Protocol):
 
 def _outside(member: Member, name: str, *arguments: Any) -> Any:
     """Call an optional method that is no part of the replicated state: what it raises is reported, and stops nobody."""
-    method = getattr(member.machine, name, None)
-    if method is None:
-        return None
     try:
-        return method(*arguments)
+        method = getattr(member.machine, name, None)
+        return None if method is None else method(*arguments)
     except Exception:
         log.exception("group %s: %s of its machine failed", member.spec.name, name)
         return None
@@ -78,15 +76,14 @@ def _outside(member: Member, name: str, *arguments: Any) -> Any:
 def _asked(member: Member, name: str, *arguments: Any) -> list[Effect]:
     """Return what an optional local method asks for. Whatever else it gives, a generator that raises too, is reported
     like what it raises: it is called by the node's own tasks."""
-    method = getattr(member.machine, name, None)
     found: list[Effect] = []
-    if method is not None:
-        try:
-            for effect in method(*arguments) or ():
-                check_effect(effect)
-                found.append(effect)
-        except Exception:
-            log.exception("group %s: %s of its machine failed", member.spec.name, name)
+    try:
+        method = getattr(member.machine, name, None)
+        for effect in (() if method is None else method(*arguments)) or ():
+            check_effect(effect)
+            found.append(effect)
+    except Exception:
+        log.exception("group %s: %s of its machine failed", member.spec.name, name)
     return found
 
 
@@ -166,7 +163,11 @@ class Effects:
             if isinstance(effect, Send):
                 self._sessions.send(member, index, effect)
             elif isinstance(effect, Deliver):
-                self._sessions.deliver(member, index, effect)
+                try:
+                    self._sessions.deliver(member, index, effect)
+                except Exception:
+                    # Refs that are none, which only a leader looks at: its state is as everywhere.
+                    log.exception("group %s: what its machine delivers can't be found", member.spec.name)
             elif isinstance(effect, Aux):
                 _outside(member, "on_aux", effect.data)
             elif isinstance(effect, End):
@@ -205,7 +206,7 @@ class Effects:
             if state.waits:
                 self.timed.add(member)
                 self.propose_due(member)
-        if hasattr(member.machine, "on_tick"):
+        if says(member.machine, "on_tick"):
             self.ticking.add(member)
         self._act_local(member, _asked(member, "on_role", "leader"))
 
@@ -263,7 +264,7 @@ class Effects:
 def describe(member: Member) -> dict[str, Any]:
     """Return what `describe` shows of the machine and of what is kept for it; never raises."""
     state = member.kept
-    shown: dict[str, Any] = {"version": member.version, "newest": member.machine.version}
+    shown: dict[str, Any] = {"version": member.version, "newest": newest_of(member.machine)}
     if state is not None:
         shown |= {"timers": len(state.timers), "appends": len(state.appends), "monitors": len(state.monitors)}
     overview = _outside(member, "overview") if member.state == RUNNING else None

@@ -16,7 +16,9 @@ from typing import Protocol
 from logyard.protocol.errors import LogyardError
 
 from ..entry import NOOP, build_system, encode_system
+from ..machine import check_reply
 from ..raft.state import LEADER
+from .apply import says
 from .log_time import MS, LogTime
 from .member import RUNNING, Member
 
@@ -41,11 +43,9 @@ def none_runs(member: Member) -> bool:
     raft = member.raft
     if member.halt is not None or raft.applied != raft.log.last_index:
         return False
-    ask = getattr(member.machine, "has_terms", None)
-    if ask is None:
-        return member.kept is None or not member.kept.timers
     try:
-        return not ask()
+        ask = getattr(member.machine, "has_terms", None)
+        return (member.kept is None or not member.kept.timers) if ask is None else not ask()
     except Exception:
         log.exception("group %s: has_terms of its machine failed", member.spec.name)
         return False
@@ -53,7 +53,7 @@ def none_runs(member: Member) -> bool:
 
 def renews(member: Member) -> bool:
     """Return whether everything that the machine granted begins anew with the first command of a new leader."""
-    return bool(getattr(member.machine, "renews_terms", False))
+    return says(member.machine, "renews_terms")
 
 
 class Propose(Protocol):
@@ -125,7 +125,7 @@ class LogClock:
         clock. A version that can is asked for when all of a group's nodes have it. Called once a second with the
         members that have something pending."""
         for member in list(members):
-            if not hasattr(member.machine, "jumped") or member.state != RUNNING or not member.leading:
+            if member.state != RUNNING or not member.leading or not says(member.machine, "jumped"):
                 continue
             if member.raft.role != LEADER or member.dirty:
                 continue
@@ -144,7 +144,13 @@ class LogClock:
         """Propose the entry in which log time jumps ahead by so much, and its machine prolongs what it granted."""
         raft = member.raft
         stamp = self.now(member) + ms
-        frame = encode_system("append", 0, 0, member.machine.jumped(ms))  # type: ignore[attr-defined]
+        try:
+            command = member.machine.jumped(ms)  # type: ignore[attr-defined]
+            check_reply(command)
+            frame = encode_system("append", 0, 0, command)
+        except Exception:
+            log.exception("group %s: jumped of its machine failed", member.spec.name)
+            return
         index = raft.log.last_index + 1
         try:
             raft.propose(build_system(index, raft.term, stamp, [frame]), True)

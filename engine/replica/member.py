@@ -20,7 +20,7 @@ from ..log.meta_rows import RingRun, SegmentRun, cut_runs, join_runs, runs_above
 from ..machine import Machine, PayloadRange, Position
 from ..ports import LivenessPort
 from ..types import Spec
-from .apply import Replicated
+from .apply import Replicated, says
 from .log_time import LogTime
 from .proposals import Admission, ProposalQueue
 
@@ -137,7 +137,7 @@ class Member(Replicated):
         # committed.
         self.replayed = raft.log.last_index
         # Nothing that its machine grants is a length of time: log time is the wall clock's at any moment.
-        self.wall_time: bool = getattr(machine, "wall_time", False)
+        self.wall_time: bool = says(machine, "wall_time")
 
     @property
     def uid(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..snapshot.format import Snapshot
-from .apply import Unfit, UnknownVersion
+from .apply import Unfit, UnknownVersion, newest_of
 from .machine_state import MachineState
 from .sessions import Sessions
 from .uploads import Uploads
@@ -29,8 +29,8 @@ UPLOADS = "@uploads"
 def restore(member: Replicated, snapshot: Snapshot) -> None:
     """Restore machine and engine state as of a snapshot. Raises `UnknownVersion` before anything is changed, `Unfit`
     for what the machine raises."""
-    if snapshot.version > member.machine.version:
-        raise UnknownVersion(snapshot.version, member.machine.version)
+    if snapshot.version > newest_of(member.machine):
+        raise UnknownVersion(snapshot.version, newest_of(member.machine))
     machine, engine = split(snapshot.sections)
     try:
         member.machine.restore(machine)

@@ -16,6 +16,7 @@ from logyard.protocol.errors import Busy, LogyardError, Refused
 
 from ..raft.state import LEADER
 from ..transport.blobs import MACHINE_VERSIONS, SendBlob
+from .apply import newest_of, says
 from .heartbeats import Commands
 from .member import RUNNING, Member
 from .submit import check_leader
@@ -60,10 +61,11 @@ class Versions:
     def learn(self, member: Member) -> None:
         """Learn how new a member's machine kind is here; a kind that is new here is told to all nodes."""
         kind = member.spec.machine
-        if getattr(member.machine, "upgrade_on_demand", False):
+        newest = newest_of(member.machine)
+        if says(member.machine, "upgrade_on_demand"):
             self.on_demand.add(kind)
-        if self.own.get(kind) != member.machine.version:
-            self.own[kind] = member.machine.version
+        if self.own.get(kind) != newest:
+            self.own[kind] = newest
             self._unsaid.update(self._nodes())
 
     def on_link_up(self, node: int) -> None:
@@ -109,7 +111,7 @@ class Versions:
         raft = member.raft
         target = self.supported(member)
         try:
-            if member.state == RUNNING and target <= member.machine.version:
+            if member.state == RUNNING and target <= newest_of(member.machine):
                 if target > member.version and member.leading:
                     self._commands.propose(member, "upgrade", target)
             elif member.state == RUNNING or (member.halt is not None and member.halt.version):
@@ -125,7 +127,7 @@ class Versions:
         if raft.transferring:
             return
         able = [node for node in raft.configuration.voters if node in self._live and node != raft.node]
-        able = [node for node in able if self.knows(node, kind) > member.machine.version]
+        able = [node for node in able if self.knows(node, kind) > newest_of(member.machine)]
         if able:
             raft.transfer(max(able, key=lambda node: (self.knows(node, kind), -node)))
             self._mark(member)
@@ -140,7 +142,7 @@ class Versions:
         voters = {*member.raft.configuration.voters, *member.raft.configuration.outgoing} & self._live
         if short and any(not self.knows(node, member.spec.machine) for node in voters):
             raise Busy("what other nodes know of machines", SAID_S)
-        if short or member.machine.version < version:
+        if short or newest_of(member.machine) < version:
             raise Refused(
                 f"group {member.spec.name!r} needs version {version} of its machine for this, which too few of its "
                 "nodes know: update them, or try again when they are up"

@@ -22,7 +22,7 @@ from ..entry import units_of
 from ..ports import LivenessPort, SourceEntry, StorePort
 from ..raft.configuration import Configuration
 from ..ranges import Range, covered, subtract, union
-from ..replica.apply import UnknownVersion
+from ..replica.apply import UnknownVersion, newest_of
 from ..replica.member import Member
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Encoded, Manifest, Snapshot
@@ -194,8 +194,8 @@ class SnapshotReceiver:
         if member is None or member.raft.stopped:
             raise LogyardError(f"group {uid:016x} does not run on this node")
         manifest, snapshot = offer.manifest, offer.manifest.snapshot
-        if snapshot.version > member.machine.version:
-            raise LogyardError(f"{member.spec.name!r} {UnknownVersion(snapshot.version, member.machine.version)}")
+        if snapshot.version > newest_of(member.machine):
+            raise LogyardError(f"{member.spec.name!r} {UnknownVersion(snapshot.version, newest_of(member.machine))}")
         if member.raft.applied >= snapshot.index:
             await self._chunks.abandon(uid)
             return

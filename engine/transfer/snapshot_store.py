@@ -101,18 +101,15 @@ class SnapshotStore:
                 if member.state != RUNNING or not member.resolves or member.raft.applied > member.raft.log.stable:
                     skipped += 1
                 elif member.raft.applied > member.snapshot_index:
-                    try:
-                        one = self._freeze(member, keep_log)
-                        if one is not None:
-                            frozen.append(one)
-                        else:
-                            captured.append(self._capture(member, keep_log))
-                    except Exception as error:
-                        self._stop(member, f"{type(error).__name__} while taking a snapshot: {error}")
+                    one = self._state_of(member, keep_log)
+                    if isinstance(one, _Frozen):
+                        frozen.append(one)
+                    elif one is not None:
+                        captured.append(one)
                 elif not keep_log and member.compactable < member.snapshot_index:
                     self._keeper.let_log_go(member)
-            for one in frozen:
-                captured += await self._written(one)
+            for view in frozen:
+                captured += await self._written(view)
             await self._keeper.store_snapshots(captured)
             taken += len(captured)
             self.taken += len(captured)
@@ -128,8 +125,10 @@ class SnapshotStore:
             await self._settle()
         if member.state != RUNNING or not member.resolves or raft.mend is not None or raft.applied > raft.log.stable:
             return False
-        one = self._freeze(member, False)
-        found = [self._capture(member)] if one is None else await self._written(one)
+        one = self._state_of(member, False)
+        if one is None:
+            return False
+        found = await self._written(one) if isinstance(one, _Frozen) else [one]
         for captured in found:
             # It may stand where the damaged one does; and none of its chunks is taken to be there.
             member.doubt_snapshot(captured.snapshot.index)
@@ -162,6 +161,15 @@ class SnapshotStore:
             log.error("group %s: the machine needs %d payloads that it released", member.spec.name, strange)
         return [captured]
 
+    def _state_of(self, member: Member, keep_log: bool) -> _Frozen | Captured | None:
+        """Return a member's snapshot, or a view of it where the state is large; None where its machine failed, which
+        stops it."""
+        try:
+            return self._freeze(member, keep_log) or self._capture(member, keep_log)
+        except Exception as error:
+            self._stop(member, f"{type(error).__name__} while taking a snapshot: {error}")
+            return None
+
     def _freeze(self, member: Member, keep_log: bool) -> _Frozen | None:
         """Return a view of a large state; None of one that is written at once."""
         freeze = getattr(member.machine, "freeze", None)
@@ -183,7 +191,10 @@ class SnapshotStore:
         own = snapshot_sections.sections(member)
         sections = snapshot_sections.merge(machine, own)
         # A section's own version: the machine may give some theirs, the engine's have that of their format.
-        versions = {**getattr(member.machine, "section_versions", {}), **dict.fromkeys(own, snapshot_sections.VERSION)}
+        theirs: Mapping[str, int] = getattr(member.machine, "section_versions", {})
+        if not all(isinstance(version, int) for version in theirs.values()):
+            raise TypeError(f"versions of sections are whole numbers, not {theirs}")
+        versions = {**theirs, **dict.fromkeys(own, snapshot_sections.VERSION)}
         return Snapshot(
             member.uid, index, term, raft.configuration_at(index).encode(), member.version, member.last_release,
             member.log_time, sections, member.liveness.encode_live_set(index), versions,
