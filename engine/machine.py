@@ -195,6 +195,8 @@ class Machine(Protocol):
     `jumped(ms) -> bytes`
         A command that prolongs everything granted for a length of log time: from version 2 of its kind on the leader
         has it applied, in an entry in which log time jumps ahead by `ms`. Local.
+    `log_bounds() -> (start, end)`
+        Of a log: its first offset and the next one, which a list of logs shows while the group sleeps.
     `query(request) -> bytes`
         A read of this member's state; changes nothing.
 

@@ -56,8 +56,8 @@ class Row(NamedTuple):
     """A quiesced group: everything committed and applied is at `last`, in a durable snapshot of `size` bytes.
 
     `leader` 0: nobody is known to lead; the first use elects. `due`: log time of its next timer in ms, 0 for none.
-    `start` and `end` are those of a machine that is a log. `since_ms`: since when `leader` leads. After a restart,
-    `under` and `epoch` say which process led the group before. `last` 0: it was never used.
+    `start` and `end` are those of a machine that is a log (`log_bounds`). `since_ms`: since when `leader` leads. After
+    a restart, `under` and `epoch` say which process led the group before. `last` 0: it was never used.
     """
 
     term: int
@@ -84,7 +84,9 @@ def row_of(member: Member, leader: int, asleep: Iterable[int] = (), absent: Iter
     voters, learners = raft.configuration.voters, raft.configuration.learners
     shape = Shape(voters, learners, tuple(sorted(asleep)), tuple(sorted(absent)), member.spec.machine)
     due = min(kept.timers.values(), default=0) if kept is not None else 0
-    start, end = getattr(machine, "start", 0), getattr(machine, "end", 0)
+    # Not by names that any machine may have for something else.
+    bounds = getattr(machine, "log_bounds", None)
+    start, end = (0, 0) if bounds is None else bounds()
     return Row(raft.term, raft.log.last_index, due, start, end, leader, member.snapshot_bytes, shape, member.spec.name)
 
 

@@ -424,6 +424,10 @@ class AppendLog:
         self._ahead = [(one.first, at) for at, one in self.long.items() if at not in self._behind]
         heapq.heapify(self._ahead)
 
+    def log_bounds(self) -> tuple[int, int]:
+        """Return the first offset and the next one."""
+        return self.start, self.end
+
     def live_refs(self) -> Iterator[PayloadRange]:
         """Yield everything from the start on. (A truncation's own empty pack counts as live until the start passes
         it.)"""

@@ -27,6 +27,7 @@ from logyard.engine.machine import (
 )
 from logyard.engine.replica.member import HALTED, RUNNING, STOPPED
 from logyard.testing import cluster, until
+from tests.machines.faulty import Sound
 
 SESSION = 7
 HOUR_NS = 3600 * 1_000_000_000
@@ -174,3 +175,21 @@ async def test_a_snapshot_that_is_written_anew_stops_the_group_whose_machine_fai
         await run.create("odd", "odd")
         assert not await run.nodes[1].system.transfers.snapshots.renew(run.member(1, "odd"))
         assert asked and run.member(1, "odd").state == STOPPED
+
+
+class Race(Sound):
+    """A machine with everyday words for what is its own."""
+
+    end = frozenset({"lap"})
+    partition = groups = leases = keys = object()
+
+    def start(self) -> int:
+        return self.count
+
+
+async def test_a_group_sleeps_whatever_its_machine_calls_what_is_its_own(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 3, machines={"race": Race}, hibernate_after_ms=200) as run:
+        await run.create("race", "race")
+        assert await run.command("race", b"add a") == b"1"
+        await until(lambda: not any(node.system.members for node in run.nodes.values()), "all sleep")
+        assert not run.failures and await run.command("race", b"add b") == b"2"

@@ -65,7 +65,9 @@ def test_a_row_says_what_the_members_machine_does() -> None:
     member = member_of({OWN})
     assert row_of(member, 1)[:7] == (TERM, LAST, 0, 0, 0, 1, 0)
     machine = cast(Any, member.machine)
-    machine.start, machine.end = 3, 8
+    machine.start, machine.end = "a race", {"begun"}
+    assert row_of(member, 1)[:7] == (TERM, LAST, 0, 0, 0, 1, 0), "everyday names are the machine's own"
+    machine.log_bounds = lambda: (3, 8)
     member.covered(LAST, TERM, 123)
     member.kept = kept()
     assert row_of(member, 1)[:7] == (TERM, LAST, 0, 3, 8, 1, 123)
