@@ -192,6 +192,8 @@ class Machine(Protocol):
     `has_terms() -> bool`
         Whether anything that was granted for a length of log time is running: the leader asks before log time jumps to
         the wall clock. Without it: whether a timer is set. Local.
+    `has_terms_beside(timers) -> bool`
+        The same for a machine that goes by the names of the timers that are set: of which of its parts they are. Local.
     `jumped(ms) -> bytes`
         A command that prolongs everything granted for a length of log time: from version 2 of its kind on the leader
         has it applied, in an entry in which log time jumps ahead by `ms`. Local.

@@ -92,6 +92,8 @@ class Mux:
         self.parts: dict[int, Machine] = {}
         # Sections as they were last given, of parts that nothing happened to since, with the version they are of.
         self._held: dict[int, tuple[int, dict[str, bytes]]] = {}
+        # Of the whole only where they are of every part: log time is one for all.
+        self.wall_time = self.renews_terms = True
         for tag in sorted({tag for one in self.versions for tag in one}):
             if not 0 < tag < 1 << 16 or tag not in self.makers:
                 raise ValueError(f"no maker for part {tag}, or no such tag")
@@ -99,6 +101,8 @@ class Mux:
             machine = self._made(tag)
             if newest > machine.version:
                 raise ValueError(f"part {tag} is a machine of version {machine.version}, not {newest}")
+            self.wall_time &= bool(getattr(machine, "wall_time", False))
+            self.renews_terms &= any(getattr(machine, name, False) for name in ("wall_time", "renews_terms"))
             if hasattr(machine, "on_tick"):
                 # Who has it costs its leader a call a tick: so only if a part wants it.
                 self.on_tick = self._tick
@@ -301,6 +305,20 @@ class Mux:
             raise Reject("bad_request", f"part {tag} answers no queries")
         answer: bytes = ask(raw)
         return answer
+
+    def has_terms_beside(self, timers: Iterable[str]) -> bool:
+        """Return whether a term of any part is running: what the part says, or, of one without `has_terms`, whether one
+        of the `timers` is its."""
+        timed: set[str] = set()
+        for tag, part in self.parts.items():
+            if getattr(part, "wall_time", False):
+                continue
+            ask, inner = getattr(part, "has_terms", None), getattr(part, "has_terms_beside", None)
+            if ask is None:
+                timed.add(str(tag))
+            if (ask is not None and ask()) or (inner is not None and inner(())):
+                return True
+        return any(name.partition("/")[0] in timed for name in timers)
 
     def on_role(self, role: str) -> list[Effect]:
         """Return every part's effects, in the order of tags."""

@@ -43,9 +43,13 @@ def none_runs(member: Member) -> bool:
     raft = member.raft
     if member.halt is not None or raft.applied != raft.log.last_index:
         return False
+    timers = () if member.kept is None else member.kept.timers
     try:
         ask = getattr(member.machine, "has_terms", None)
-        return (member.kept is None or not member.kept.timers) if ask is None else not ask()
+        if ask is not None:
+            return not ask()
+        ask = getattr(member.machine, "has_terms_beside", None)
+        return not timers if ask is None else not ask(timers)
     except Exception:
         log.exception("group %s: has_terms of its machine failed", member.spec.name)
         return False

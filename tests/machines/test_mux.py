@@ -24,6 +24,8 @@ from logyard.engine.machine import (
     Send,
     Timer,
 )
+from logyard.engine.replica.log_clock import none_runs, renews
+from logyard.engine.replica.machine_state import MachineState
 from logyard.engine.snapshot.format import Snapshot, split
 from logyard.machines.ids import Ids
 from logyard.machines.log import AppendLog
@@ -40,6 +42,7 @@ from logyard.testing import (
     check_restore,
     cluster,
 )
+from tests.engine.replica.doubles import member_of
 
 NAMES, TALLY, FILES = 1, 2, 3
 
@@ -380,3 +383,56 @@ def test_a_part_that_refuses_what_has_happened_hides_it_from_nobody() -> None:
     assert tally(run).count == 100 and mux.refused == 1 and not mux.monitors
     assert run.command(envelope(1, b"loop"), 7) == b"1" and not run.live
     assert tally(run).count == 100 + THEN_MAX, "what was asked for was done"
+
+
+class Lease(Tally):
+    """It grants something for a length of time, and sets no timer."""
+
+    granted = False
+
+    def has_terms(self) -> bool:
+        return self.granted
+
+
+class Wall(Tally):
+    wall_time = True
+
+
+class Renewing(Tally):
+    renews_terms = True
+
+
+def no_term_runs(*parts: type[Tally], lease: int = 0, timers: Iterable[str] = ()) -> bool:
+    """Return whether log time may jump in a group of these parts, which are 1, 2 ...; `lease` has granted something."""
+    machine = Mux({tag: make for tag, make in enumerate(parts, 1)})
+    if lease:
+        machine.parts[lease].granted = True  # type: ignore[attr-defined]
+    member, _ = member_of(machine)
+    member.kept = MachineState()
+    for name in timers:
+        member.kept.set_timer(name, 5, True)
+    return none_runs(member)
+
+
+def test_a_term_of_any_part_is_heard() -> None:
+    assert no_term_runs(Lease, Tally)
+    assert not no_term_runs(Lease, Tally, lease=1) and not no_term_runs(Tally, Lease, lease=2)
+    assert not no_term_runs(Tally, Lease, timers=["1/every"]), "a part without has_terms goes by its timers"
+    assert no_term_runs(Tally, Lease, timers=["2/every"]), "a part with it does not"
+    assert no_term_runs(Wall, Lease, timers=["1/every"]), "and one that grants no lengths of time has no term"
+
+    class Inner(Mux):
+        def __init__(self) -> None:
+            super().__init__({1: Lease})
+            self.parts[1].granted = True  # type: ignore[attr-defined]
+
+    assert not none_runs(member_of(Mux({1: Tally, 2: Inner}))[0])
+
+
+def test_what_is_said_of_time_is_said_of_all_parts() -> None:
+    for parts, wall, renewing in (
+        ((Wall, Wall), True, True), ((Wall, Tally), False, False), ((Renewing, Renewing), False, True),
+        ((Renewing, Wall), False, True), ((Renewing, Tally), False, False),
+    ):  # fmt: skip
+        member, _ = member_of(Mux({tag: make for tag, make in enumerate(parts, 1)}))
+        assert (member.wall_time, renews(member)) == (wall, renewing), parts
