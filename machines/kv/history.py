@@ -1,8 +1,9 @@
 """What happened, by revision: the KV machine's events since the last compaction.
 
-Revisions are dense, so an event is found by arithmetic. Invariant: what is in here never changes, so that `capture`
-copies one list of chunks and is written by another thread while the machine goes on. Used by `state`, and read by
-whoever follows the state (`service.kv.watch`).
+Revisions are dense, so an event is found by arithmetic. Invariants: what is in here never changes, so that `capture`
+copies one list of chunks and is written by another thread while the machine goes on; a chunk begins at the same
+revisions in every history, restored or not, so that members which are equal write equal sections. Used by `state`, and
+read by whoever follows the state (`service.kv.watch`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ Event: TypeAlias = tuple[Version, Version | None]
 Events: TypeAlias = tuple[Event, ...]
 """All events of one revision, in order."""
 
+FIRST_REVISION = 1
+"""Of an empty state; the first change makes the next one (as in etcd)."""
 CHUNK_BITS = 10
 CHUNK = 1 << CHUNK_BITS
 EVENT_BYTES = 256
@@ -83,8 +86,10 @@ class History:
         self.end = first
         # Bytes by `event_bytes`.
         self.size = 0
-        self._base = first
-        self._chunks: list[list[Events]] = []
+        # What is missing of its first chunk is dropped.
+        dropped = (first - FIRST_REVISION - 1) & (CHUNK - 1)
+        self._base = first - dropped
+        self._chunks: list[list[Events]] = [[()] * dropped] if dropped else []
 
     def append(self, events: Events) -> None:
         """Append the events of revision `end`."""

@@ -13,11 +13,8 @@ import immutables
 from sortedcontainers import SortedList
 
 from .command import FROM_KEY, Refusal, Value
-from .history import CREATE, KEY, LEASE, MOD, SUB, VALUE, VERSION, Event, History, Version
+from .history import CREATE, FIRST_REVISION, KEY, LEASE, MOD, SUB, VALUE, VERSION, Event, History, Version
 from .leases import Leases
-
-FIRST_REVISION = 1
-"""Of an empty state; the first change makes the next one (as in etcd)."""
 
 
 class State:

@@ -410,6 +410,32 @@ def test_a_captured_state_does_not_change() -> None:
     assert driver.machine.snapshot() != before
 
 
+def test_a_restored_state_writes_the_sections_that_the_one_before_writes() -> None:
+    driver = Driver()
+    for number in range(1500):
+        driver.put(b"k%d" % (number % 7), b"v%d" % number)
+    driver.do(COMPACT, 700)
+    sections = driver.machine.snapshot()
+    assert [name for name in sections if name.startswith("kv.log")] == [f"kv.log/{at:020}" for at in (701, 1026)]
+    # As programs before this one wrote them, once they were restored: parts that begin anywhere.
+    rows = [row for name in sorted(sections) if name.startswith("kv.log") for row in msgpack.unpackb(sections[name])]
+    others = {name: data for name, data in sections.items() if not name.startswith("kv.log")}
+    old = others | {f"kv.log/{701 + at:020}": msgpack.packb(rows[at : at + 300]) for at in range(0, len(rows), 300)}
+    for written in (sections, old):
+        machine = KV()
+        machine.restore(written)
+        again = Driver(machine)
+        again.index, again.now = driver.index, driver.now
+        assert again.machine.snapshot() == sections
+    for number in range(1200):
+        for one in (driver, again):
+            one.put(b"k%d" % (number % 7), b"w%d" % number)
+        if number in (300, 800):
+            for one in (driver, again):
+                one.do(COMPACT, 1025 if number == 300 else 2050)
+    assert again.machine.snapshot() == driver.machine.snapshot()
+
+
 def test_an_entry_without_frames_is_applied() -> None:
     """The session rule refused all of it: its log time counts, nothing else."""
     driver = Driver()
