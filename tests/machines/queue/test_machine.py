@@ -244,6 +244,15 @@ def test_delayed_messages_come_in_time_and_can_be_cancelled() -> None:
     assert ids(b, "ready")[-1] > 5, "in the past is now"
 
 
+def test_a_delayed_message_lives_from_when_it_is_due_whenever_that_is_noticed() -> None:
+    for late, where in ((0, "ready"), (99, "ready"), (100, "dead")):
+        b = bench()
+        b.apply(publish([1], delay=500, ttl=100), publish([1], delay=b.now + 500, at=True, ttl=100))
+        b.now += 500 + late
+        b.ring()
+        assert ids(b, where) == [1, 2], f"{late} ms late"
+
+
 def test_a_publisher_repeats_itself_in_vain() -> None:
     b = bench(max_length=4, overflow="reject")
     b.apply(publish([1, 1, 1], publisher=9, sequence=1))
