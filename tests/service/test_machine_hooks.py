@@ -109,9 +109,9 @@ ODD: dict[str, Sequence[Any]] = {
     "on_tick": (3, [NOWHERE], [Timer("\ud800", 0)], [Checkpoint(), 3]),
     "on_timer": (None, Applied(b"", [Timer("\ud800", 0)]), Applied(b"", [3])),  # type: ignore[list-item]
 }
-HALTS = ("on_timer", "on_session_end", "upgrade", "version")
+HALTS = ("on_timer", "on_session_end", "upgrade", "version", "restore")
 """A machine that says no version is of the first one, and waits at the upgrade for a newer program."""
-STOPS = ("inline_bytes", "section_versions", "snapshot", "freeze", "live_refs", "restore")
+STOPS = ("inline_bytes", "section_versions", "snapshot", "freeze", "live_refs")
 HOOKS = [name for name in vars(Whole) if not name.startswith("_") and name != "apply"]
 FAULT = ZeroDivisionError()
 CASES = [(name, FAULT) for name in HOOKS] + [
