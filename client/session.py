@@ -100,7 +100,7 @@ class Channel:
 
     __slots__ = ("outgoing", "receiver", "pending", "_listening", "_request", "hello", "greeted")
 
-    def __init__(self) -> None:
+    def __init__(self, features: int = 0) -> None:
         self.outgoing = wire.Outgoing()
         self.receiver = wire.Receiver(CLIENT_LIMITS)
         self.pending: dict[int, Completion] = {}
@@ -109,7 +109,7 @@ class Channel:
         self._request = 0
         self.hello = wire.Hello(None, 0, {}, FRAME_BYTES_MAX)
         self.greeted = False
-        self.outgoing.push((wire.encode_hello(),))
+        self.outgoing.push((wire.encode_hello(features=features),))
 
     @property
     def asked(self) -> int:

@@ -76,7 +76,7 @@ class Yard(AdminVerbs, TopicVerbs):
 
     __slots__ = (
         "timeout", "retry", "exactly_once", "_context", "_routes", "_idle", "_lock", "_chance", "closed", "_client",
-        "_session_ttl", "_sessions", "_pid",
+        "_session_ttl", "_sessions", "_pid", "_features",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +88,9 @@ class Yard(AdminVerbs, TopicVerbs):
         tls: TlsConfig | None = None,
         exactly_once: bool = False,
         session_ttl: float = SESSION_TTL_S,
+        features: int = 0,
     ) -> None:
+        self._features = features
         self.exactly_once = exactly_once
         self._pid = HERE.pid
         self._client = new_number()
@@ -387,7 +389,7 @@ class Yard(AdminVerbs, TopicVerbs):
                 if connection.alive():
                     return connection
                 connection.close()
-        connection = Connection(address, deadline, self._context)
+        connection = Connection(address, deadline, self._context, self._features)
         try:
             with self._lock:
                 self._routes.greeted(connection.channel.hello, address)

@@ -43,9 +43,11 @@ class Connection:
 
     __slots__ = ("address", "channel", "_socket", "_tls")
 
-    def __init__(self, address: tuple[str, int], deadline: float, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, address: tuple[str, int], deadline: float, context: ssl.SSLContext | None = None, features: int = 0
+    ) -> None:
         self.address = address
-        self.channel = Channel()
+        self.channel = Channel(features)
         self._tls: ssl.SSLSocket | None = None
         unix = address[0].startswith(UNIX)
         if unix:

@@ -47,7 +47,9 @@ KINDS = ("", "log", "kv", "queue")
 Only for servers whose HELLO says `KNOWS_KINDS`: others close the connection over a flag that they do not know."""
 KIND_FLAGS = 15 << KIND_SHIFT
 KNOWS_KINDS = 1
-"""Of a HELLO's features."""
+"""Of a HELLO's features: a node's."""
+JOINS = 2
+"""A client's: it comes to join, and asks for nothing else."""
 
 UID = struct.Struct("<Q")
 PLACE = struct.Struct("<QQ")

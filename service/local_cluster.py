@@ -365,8 +365,14 @@ class LocalCluster:
         node = self.nodes[node_id] = LocalNode(node_id, directory, f"127.0.0.1:{client}", f"127.0.0.1:{peer}")
         lines = [
             "[node]", f"directory = {json.dumps(str(node.data))}", f'client_listen = "{node.client_address}"',
-            f'peer_listen = "{node.peer_address}"', *secret_lines(self.secret),
+            f'peer_listen = "{node.peer_address}"', *secret_lines(None if self.tls else self.secret), "",
         ]  # fmt: skip
+        if self.tls:
+            from .certificates import issue
+
+            issue(self.directory / "tls", CLUSTER, [node_id], [])
+            files = tls_files(self.directory / "tls", f"node-{node_id}")
+            lines += [line for table in ("tls", "client_tls") for line in tls_lines(table, files)]
         node.config_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.environment["LOGYARD_TOKEN"] = token
         self.options[node_id] = ("--join", by, *more)

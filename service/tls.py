@@ -1,8 +1,9 @@
 """TLS of a node's two doors: for peers and for clients, each with files, a CA and a role of its own.
 
 A peer shows a certificate of the node that its HELLO names, a client one of the role client; whatever does not is told
-why in one line and closed. Contexts are made at the start and by `reload_doors` (SIGHUP): connections that stand keep
-theirs. Composed by `service.node`; the records themselves are `client.tls_stream`'s.
+why in one line and closed. A node's certificate is good for one thing at the client door: to join. Contexts are made
+at the start and by `reload_doors` (SIGHUP): connections that stand keep theirs. Composed by `service.node`; the records
+themselves are `client.tls_stream`'s.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Door:
         except ssl.SSLCertVerificationError as error:
             raise BadRequest(f"[{self.table}] certificate: {error.verify_message}", key=self.table) from None
         except TlsError as error:
-            raise BadRequest(f"[{self.table}] {error}", key=self.table) from None
+            made = f"logyard tls init DIR --cluster {cluster} --nodes {node}"
+            raise BadRequest(f"[{self.table}] {error}: `{made}` makes that one", key=self.table) from None
         except (OSError, ValueError) as error:
             # Of OpenSSL, or of a file that was taken away, or could not be opened, just now.
             raise BadRequest(f"[{self.table}] certificate: {explain(error)}", key=self.table) from None
@@ -109,12 +111,14 @@ class Door:
             raise
         return stream
 
-    def require_client(self, stream: TlsStream, cluster: str) -> None:
-        """Raise `WrongIdentity` unless the other side's certificate is a client's of this cluster."""
+    def require_client(self, stream: TlsStream, cluster: str, joins: bool = False) -> None:
+        """Raise `WrongIdentity` unless the other side's certificate is a client's of this cluster, or, of one that
+        `joins` and may do nothing else, a node's."""
         try:
             require(stream.identities, cluster, CLIENT)
         except TlsError as error:
-            raise WrongIdentity(str(error)) from None
+            if not joins or not any(one.cluster == cluster and one.role == NODE for one in stream.identities):
+                raise WrongIdentity(str(error)) from None
 
 
 class PeerGuard:

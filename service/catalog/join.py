@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from logyard.engine.disk.door import Disk
 from logyard.protocol.errors import BadRequest, Refused
+from logyard.protocol.wire import JOINS
 
 from ..config import Address, NodeConfig, load_config
 from .places import address, joined
@@ -74,14 +75,15 @@ def said(config: NodeConfig) -> dict[str, Any]:
 
 
 def _join(config: NodeConfig, file: Path, told: Mapping[str, Any], invitation: Invitation) -> dict[str, Any]:
-    from logyard.client.sync import connect_sync
+    from logyard.client.sync import Yard
 
     if (Path(config.directory) / "meta").exists():
         raise Refused(f"{config.directory} is a node's already, and has never joined: --join is for an empty directory")
     number = int(told.get("directory", 0)) or int.from_bytes(os.urandom(7), "little") | 1
     _write(file, {"directory": number})
     places = said(config)
-    with connect_sync([invitation.server], tls=config.client_tls) as yard:
+    # Not `connect_sync`, which asks for the nodes first: who shows a node's certificate may only ask to join.
+    with Yard([invitation.server], tls=config.client_tls, features=JOINS) as yard:
         found = yard.join(
             invitation.token.encode(), number, places["peer"], places["client"], invitation.zone, invitation.replaces
         )

@@ -24,7 +24,6 @@ from logyard.engine.transport.reactor import receive_each
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, error_value
 from logyard.protocol.frame import Buffer
-from logyard.protocol.tls import CLIENT
 from logyard.protocol.verbs import ADMINISTRATIVE
 
 from ..addresses import listen_address, unix_path
@@ -53,6 +52,7 @@ PRIVATE = 0o177
 """The umask of a socket that its owner alone may connect to."""
 SWEEP_S = 1.0
 BACKLOG = 512
+ONLY_JOINS = "its HELLO says that this connection joins, and asks for nothing else"
 
 
 KEEPING = frozenset({"session_open", "heartbeat", *LISTENING})
@@ -70,8 +70,9 @@ def caller(raw: socket.socket, secured: TlsStream | None) -> str:
         pid, uid, _ = struct.unpack("3i", raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         return f"user {uid} (process {pid}) at the node's own socket"
     host, port = raw.getpeername()[:2]
-    names = [one.name for one in secured.identities if one.role == CLIENT] if secured is not None else []
-    return f"{f'client {names[0]}' if names else 'anybody'} at {host}:{port}"
+    names = [f"{one.role} {one.name}" for one in secured.identities] if secured is not None else []
+    # A certificate may name a node as well: it is the client that is here.
+    return f"{min(names, default='anybody')} at {host}:{port}"
 
 
 class Connection:
@@ -81,6 +82,7 @@ class Connection:
         "server", "socket", "scope", "greeted", "progress", "_replies", "_outgoing", "_receiver", "_bell", "_ringing",
         "_drained", "_sizes", "_inflight", "_reserved", "_answered", "_calls", "_nursery", "_paused", "_delay",
         "_parked", "_raw", "_write", "_frame", "_begun", "session", "_taken", "_counted", "caller",
+        "_joins",
     )  # fmt: skip
 
     def __init__(self, server: RpcServer, raw: socket.socket) -> None:
@@ -110,6 +112,8 @@ class Connection:
         self.session = False
         # Who is at the other end, for the log.
         self.caller = ""
+        # It may ask to join, and for nothing else: it may have shown a node's certificate.
+        self._joins = False
         self._answered = trio.lowlevel.ParkingLot()
         self._calls = 0
         self._nursery: trio.Nursery | None = None
@@ -195,9 +199,10 @@ class Connection:
             hello = wire.decode_hello(frames[0].body)
             if hello.cluster is not None and hello.cluster != server.system.cluster_id:
                 raise wire.ProtocolError(f"this is cluster {server.system.cluster_id}")
+            self._joins = bool(hello.features & wire.JOINS)
             if server.door is not None:
                 assert secured is not None
-                server.door.require_client(secured, server.system.cluster_id)
+                server.door.require_client(secured, server.system.cluster_id, self._joins)
             self.caller = caller(self._raw, secured)
         except (wire.ProtocolError, LogyardError) as error:
             server.note_refusal(error)
@@ -326,14 +331,21 @@ class Connection:
 
     def _append(self, request: int, flags: int, body: bytes | memoryview, held: int) -> None:
         self._charge(request, len(body), held)
+        if self._joins:
+            raise wire.ProtocolError(ONLY_JOINS)
         submit_command(self.server.system, self, self._release, request, flags, body)
 
     def _call(self, request: int, body: bytes | memoryview, held: int) -> None:
         method, arguments = decode_call(body)
         self._charge(request, len(body), held)
         assert self._nursery is not None
-        if self._calls >= CALLS_MAX:
-            self._answer(request, [wire.encode_error(request, wire.pack(error_value(Busy("the call limit", 0.05))))])
+        refusal: LogyardError | None = None
+        if self._joins and method != "join":
+            refusal = Refused(ONLY_JOINS)
+        elif self._calls >= CALLS_MAX:
+            refusal = Busy("the call limit", 0.05)
+        if refusal is not None:
+            self._answer(request, [wire.encode_error(request, wire.pack(error_value(refusal)))])
             return
         self._calls += 1
         self.session |= method in KEEPING

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,12 +19,16 @@ from click.testing import CliRunner
 
 from logyard.client.aio import connect
 from logyard.client.sync import connect_sync
+from logyard.client.sync_link import Connection
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
+from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.tls import Identity, TlsConfig, TlsError, identities, make_context, require
 from logyard.service.cli.root import cli
 from logyard.service.config import NodeConfig
+from logyard.service.door.dispatch import HANDLERS
+from logyard.service.door.pushes import LISTENING
 from logyard.service.door.server import RpcServer
 from logyard.service.tls import Door, open_doors, reload_doors
 from tests.client.fake_system import FakeCluster, start_node
@@ -107,6 +112,29 @@ async def test_who_is_refused_and_told_why(yard: Yard, files: Callable[[Yard], T
         with trio.fail_after(5):
             await trio.to_thread.run_sync(blocking)
             await trio.to_thread.run_sync(asyncio.run, under_asyncio())
+        assert await good.log("a").append(b"m", b"still here") == 0
+
+
+async def test_who_joins_shows_a_nodes_certificate_and_asks_for_nothing_else(yard: Yard) -> None:
+    async with secured(yard) as cluster, connect([cluster.addresses[1]], tls=yard.client()) as good:
+        cluster.create("a", [1], 1)
+        host, port = cluster.addresses[1].rsplit(":", 1)
+
+        def joining(files: TlsConfig) -> Connection:
+            context = make_context(files, server=False)
+            return Connection((host, int(port)), time.monotonic() + 5, context, wire.JOINS)
+
+        def blocking() -> None:
+            with pytest.raises(LogyardError, match="for client other of cluster 'other', not for client of cluster"):
+                joining(yard.other_cluster())
+            link = joining(yard.node(2))
+            for verb in sorted({*HANDLERS, *LISTENING, "cluster"} - {"join"}):
+                answer = link.call(verb, {}, time.monotonic() + 5)
+                assert "joins, and asks for nothing else" in str(answer.error), verb
+            # A command, of whoever knows the log's number already.
+            assert link.command(cluster.logs["a"].uid, [b"x" * 100_000], time.monotonic() + 5).was_cut
+
+        await trio.to_thread.run_sync(blocking)
         assert await good.log("a").append(b"m", b"still here") == 0
 
 

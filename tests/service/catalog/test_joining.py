@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from logyard.client.sync import Yard, connect_sync
+from logyard.service.certificates import Authority
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode
 
@@ -112,3 +114,30 @@ def test_a_node_that_lost_everything_is_replaced_by_one_command(tmp_path: Path) 
             until(lambda: yard.leader_view("orders")["voters"] == [1, 2, 4], "its members are its successor's")
             yard.log("orders").append(b"x", b"z")
         until(lambda: states(cluster, 4) == {1: "active", 2: "active", 3: "dead", 4: "active"}, "and all is well")
+
+
+def test_a_node_joins_under_tls_by_its_own_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(tmp_path, 1, tls=True, catalog=True) as cluster:
+        cluster.start()
+        files = cluster.client_tls
+        assert files is not None
+        for key, path in (("CA", files.ca), ("CERT", files.certificate), ("KEY", files.key)):
+            monkeypatch.setenv(f"LOGYARD_TLS_{key}", str(path))
+        asked = cluster.nodes[1].client_address
+        cluster.join(2, invited(cluster), asked)
+        until(lambda: states(cluster, 2) == {1: "active", 2: "active"}, "they know one another")
+        assert re.search(r"join .*: done, by node 2 at 127\.0\.0\.1:", cluster.nodes[1].log_tail())
+
+        # A certificate of another number than the one that the cluster gave: it says which, and the join holds.
+        with pytest.raises(
+            ClusterFailed, match=r"for node 9 .* not for node 3 .*tls init DIR --cluster local --nodes 3"
+        ):
+            cluster.join(9, invited(cluster), asked)
+        wrong = cluster.nodes.pop(9)
+        node = cluster.nodes[3] = LocalNode(3, wrong.directory, wrong.client_address, wrong.peer_address)
+        Authority(tmp_path / "tls", "local").node(3)
+        text = node.config_path.read_text(encoding="utf-8")
+        node.config_path.write_text(text.replace("node-9.pem", "node-3.pem").replace("node-9-key", "node-3-key"))
+        cluster.options[3] = cluster.options[9]
+        cluster.restart(3)
+        until(lambda: states(cluster, 3) == dict.fromkeys((1, 2, 3), "active"), "and the third")
