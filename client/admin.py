@@ -14,6 +14,8 @@ from logyard.protocol.verbs import BOARD_ROWS, NODE, VERBS
 from .board import Board, standings
 
 T = TypeVar("T")
+CATALOG = "_catalog"
+"""The group that knows the cluster: no client finds it by its name, or changes it but by its own verbs."""
 CREATE_GROUPS = 256
 """Groups of one create call: its arguments are bounded, and one slow call should not hold thousands of them."""
 CHANGES = ("add", "remove", "add_learner", "promote")
@@ -115,6 +117,8 @@ def batch_call(
 
 def members_call(name: str, changes: Sequence[tuple[str, int]]) -> Call[Any]:
     """Return a call that changes members: (kind, node) pairs that take effect together."""
+    if name == CATALOG:
+        raise BadRequest(f"{name!r} is the cluster's own: its members follow its nodes (logyard nodes)")
     for kind, _ in changes:
         if kind not in CHANGES:
             raise BadRequest(f"a membership change is one of {', '.join(CHANGES)}, not {kind!r}")

@@ -33,7 +33,7 @@ from logyard.protocol.pending import FAILED, PendingReply
 from logyard.protocol.topics import TOPICS_LOG
 from logyard.protocol.wire import APPEND, CLIENT_LIMITS, DATA, ERROR, PUSH, REPLIES, RESULT, ProtocolError
 
-from .admin import Call, T
+from .admin import CATALOG, Call, T
 
 COORDINATORS = frozenset(coordinators())
 BACKOFF_FIRST = 0.01
@@ -286,6 +286,8 @@ class Routes:
 
 def not_found(name: str, unheard: Iterable[tuple[str, int]]) -> LogyardError:
     """Return the error of a group that no node has that answers."""
+    if name == CATALOG:
+        return UnknownGroup(f"{name!r} is the cluster's own: no client reads or writes it", retry="never")
     those = ", ".join(f"{host}:{port}" for host, port in unheard)
     if not those:
         return UnknownGroup(f"no group {name!r} on any node", retry="never")

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import LogyardError, NotLeader
 from logyard.protocol.verbs import BATCH_NAMES, BOARD_ROWS
 
 from ..admin import (
+    CATALOG,
     STATUS_PATIENCE_S,
     Call,
     Nodes,
@@ -32,6 +33,7 @@ from ..admin import (
     located,
     members_call,
     merge_groups,
+    plain,
     unreached,
 )
 from ..board import Board, merge_board
@@ -97,15 +99,27 @@ class AdminVerbs(ABC):
 
     async def describe(self, name: str, node: int | None = None) -> dict[str, Any]:
         """Describe everything about a group, as its leader (or member `node`) sees it."""
-        if node is None:
-            found: dict[str, Any] = await self.run(call_leader("describe", name))
-        else:
-            found = await self.run(call_node("describe", node, name=name))
+        at = await self._catalogs(name) if node is None else node
+        found: dict[str, Any] = await self.run(ask("describe", plain, at=at, name=name))
         return found
+
+    async def _catalogs(self, name: str) -> int | None:
+        """Return the node that leads the catalogue, as it says itself, for its name: no client finds it by that. None
+        for any other group, which has a leader that is found."""
+        if name != CATALOG:
+            return None
+        leader: int = (await self.catalog("nodes", "list"))["leader"]
+        if not leader:
+            raise NotLeader.told("the catalogue has no leader just now")
+        return leader
 
     async def locate(self, name: str) -> dict[str, Any]:
         """Find ``{name, uid, leader, members, kind}`` of a group; leader 0: none known. No node is asked behind the
         leader itself: of several that are dead, each would have to be waited for."""
+        if name == CATALOG:
+            view = await self.leader_view(name)
+            kept = {key: view[key] for key in ("name", "uid", "leader")}
+            return {**kept, "members": view["voters"], "kind": view["machine"]}
         hint = leader_in(await self._ask("locate", None, names=[name]))
         found: dict[int, Any] = {}
         for node in sorted(await self.nodes(), key=lambda node: node != hint):
@@ -149,11 +163,11 @@ class AdminVerbs(ABC):
 
     async def leader_view(self, name: str) -> dict[str, Any]:
         """Describe a group, by its leader and by nobody else."""
-        return await self.run(ask("describe", leaders_view, name=name))
+        return await self.run(ask("describe", leaders_view, at=await self._catalogs(name), name=name))
 
     async def transfer(self, name: str, to: int) -> None:
         """Hand the group's leadership to node `to`."""
-        await self.run(call_leader("transfer", name, to=to))
+        await self.run(ask("transfer", plain, at=await self._catalogs(name), name=name, to=to))
 
     async def board(self, node: int) -> Board:
         """Tell what node `node` knows of all its groups, from its own tables."""

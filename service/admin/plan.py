@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from logyard.client.admin import CATALOG
+
 DONE: Final = "done"
 CHANGE: Final = "change"
 TRANSFER: Final = "transfer"
@@ -218,7 +220,12 @@ class Leave:
 
 
 def affected(goal: Goal, rows: Sequence[Any]) -> list[str]:
-    """Return the groups, of all there are, that a goal concerns. `rows` are `client.board.Standing`s."""
+    """Return the groups, of all there are, that a goal concerns. `rows` are `client.board.Standing`s. The members of
+    the catalogue are its own to choose; its leadership can be moved, unless it has one voter."""
+    if isinstance(goal, Leave):
+        rows = [row for row in rows if row.name != CATALOG or len(row.voters) > 1]
+    else:
+        rows = [row for row in rows if row.name != CATALOG]
     match goal:
         case Add():
             chosen = [row for row in rows if goal.node not in row.voters]

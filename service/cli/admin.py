@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -189,7 +189,7 @@ def status(
     for line in status_watch.troubles(found):
         output.say(line)
     output.table("nodes", ("node", *status_watch.COUNTS, *status_watch.SIZES), status_watch.rows(found))
-    output.result({"ok": not gone, "nodes": list(found.values()), "missing": gone})
+    output.result({"ok": not gone, "nodes": list(found.values()), "missing": gone}, error=silent(gone))
 
 
 def watch_status(
@@ -211,7 +211,8 @@ def watch_status(
             if live is not None:
                 live.update(status_watch.screen(found, rate), refresh=True)
             else:
-                line = {"ok": ok, "nodes": list(found.values()), "rates": rate, "missing": gone}
+                error = failure("failed", silent(gone)) if gone else {}
+                line = {**error, "ok": ok, "nodes": list(found.values()), "rates": rate, "missing": gone}
                 click.echo(json.dumps(line, default=plain))
             if looks == count:
                 break
@@ -250,7 +251,13 @@ def leaders(names: tuple[str, ...], node: int | None, rows: int, servers: list[s
     if len(shown) > rows:
         output.say(f"... and {len(shown) - rows} more: --rows, or --json for all")
     groups = [{**row._asdict(), "members": row.members} for row in shown]
-    output.result({"ok": not missing, "leaders": dict(sorted(counts.items())), "groups": groups, "missing": missing})
+    fields = {"ok": not missing, "leaders": dict(sorted(counts.items())), "groups": groups, "missing": missing}
+    output.result(fields, error=silent(missing))
+
+
+def silent(nodes: Iterable[int]) -> str:
+    """Return the error of nodes that do not answer."""
+    return f"nodes {', '.join(map(str, nodes))} do not answer"
 
 
 def age_text(since_ms: int) -> str:

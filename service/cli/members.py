@@ -206,7 +206,11 @@ def conclude(work: Work, action: str, fields: dict[str, Any]) -> None:
         f"{action}: {fields['done']} done, {fields['skipped']} needed nothing, {fields['failed']} failed "
         f"in {fields['seconds']:g} s"
     )
-    work.output.result({"action": action, **fields}, text)
+    failures = {**fields["failures"], **fields.get("members", {}).get("failures", {})}
+    why = [f"{name}: {why}" for name, why in failures.items()]
+    if fields.get("still_led"):
+        why.append(f"{fields['still_led']} logs are still led there")
+    work.output.result({"action": action, **fields}, text, "; ".join(why[:FAILURES_LISTED]))
 
 
 def check_node(node: int, nodes: Iterable[int], board: Iterable[Standing]) -> None:
@@ -363,7 +367,9 @@ def drain(node: int, memberships: bool, new: int | None, pace: Pace, servers: li
       logyard drain --node 3
       logyard drain --node 3 --members --with 4
     """
-    from ..admin.plan import Leave, Replace
+    from logyard.client.admin import CATALOG
+
+    from ..admin.plan import Leave, Replace, affected
 
     if memberships != (new is not None) or node == new:
         raise click.UsageError("--members needs --with, another node; --with needs --members")
@@ -378,7 +384,9 @@ def drain(node: int, memberships: bool, new: int | None, pace: Pace, servers: li
             moved = await pursue(cluster, work, Replace(node, new, joint=True), f"memberships to node {new}")
             fields |= {"members": moved, "ok": fields["ok"] and moved["ok"]}
         board, _ = await cluster.yard.leaders()
-        led = [row.name for row in board if row.leader == node]
+        led = affected(Leave(node), board)
+        if any(row.name == CATALOG and row.leader == node and row.name not in led for row in board):
+            output.say(f"{CATALOG}: node {node} is its only voter: nothing is created or moved while it is down")
         fields |= {"still_led": len(led), "ok": fields["ok"] and not led}
         return fields
 

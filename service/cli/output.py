@@ -82,13 +82,16 @@ class Output:
             task = shown.add_task(what, total=total)
             yield lambda count: shown.advance(task, count)
 
-    def result(self, fields: Mapping[str, object], text: str | None = None) -> None:
-        """Print the outcome: the JSON object, or `text`. Leaves the command with exit 1 if `fields["ok"]` is false."""
+    def result(self, fields: Mapping[str, object], text: str | None = None, error: str | None = None) -> None:
+        """Print the outcome: the JSON object, or `text`. Leaves the command with exit 1 if `fields["ok"]` is false; the
+        object then has an error: what `fields` has, or one with `error`, else `text`, for its message."""
+        good = fields.get("ok", True)
         if self.json_wanted:
-            click.echo(json.dumps(fields, default=plain))
+            added = {} if good else failure("failed", error or text or "not everything is well: see the other keys")
+            click.echo(json.dumps({**added, **fields}, default=plain))
         elif text:
             click.echo(text)
-        if not fields.get("ok", True):
+        if not good:
             raise click.exceptions.Exit(EXIT_FAILED)
 
 

@@ -195,7 +195,8 @@ def check(path: Path, repair: bool, machines: tuple[str, ...], output: Output) -
             output.say(f"  {finding_text(finding)}")
         if len(found["findings"]) > FINDINGS_SHOWN:
             output.say(f"  ... and {len(found['findings']) - FINDINGS_SHOWN} more; --json has all")
-    output.result({"ok": all(found["ok"] for found in reports.values()), "directories": reports})
+    damaged = [name for name, found in reports.items() if not found["ok"]]
+    output.result({"ok": not damaged, "directories": reports}, error=f"damaged: {', '.join(damaged)}")
 
 
 @cli.command()

@@ -152,6 +152,9 @@ def test_which_groups_a_goal_concerns() -> None:
     rows = [row("a", 1, (1, 2, 3)), row("b", 2, (1, 2, 4)), row("c", 3, (2, 3), (4,))]
     goals = (Add(4), Promote(4), Remove(3), Replace(1, 4), Leave(2))
     assert [affected(goal, rows) for goal in goals] == [["a", "c"], ["c"], ["a", "c"], ["a", "b"], ["b"]]
+    own = row("_catalog", 2, (1, 2, 3))
+    assert [affected(goal, [*rows, own]) for goal in goals[:4]] == [affected(goal, rows) for goal in goals[:4]]
+    assert affected(Leave(2), [own]) == ["_catalog"] and not affected(Leave(2), [row("_catalog", 2, (2,), (1,))])
 
 
 def test_random_walks_reach_their_goal() -> None:
