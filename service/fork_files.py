@@ -5,6 +5,7 @@ Invariant: nothing of a file is believed before all of it matched its digest. Us
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import xxhash
 
 from logyard.engine.entry import COMMANDS, frames_of, units_of
 from logyard.engine.host.forks import DIRECTORY, MAGIC, SUFFIX
-from logyard.protocol.errors import Corrupt
+from logyard.protocol.errors import Corrupt, LogyardError
 from logyard.protocol.frame import ABSENT, LARGE, MARK, table_of
 
 
@@ -31,8 +32,14 @@ class ForkRecord(NamedTuple):
 
 
 def fork_files(data: Path) -> list[Path]:
-    """Return the files of a data directory, by name."""
-    return sorted((data / DIRECTORY).glob(f"*{SUFFIX}"))
+    """Return the files of a data directory, by name. Raises `LogyardError` where there is none, OSError where one may
+    not be read: who is told that nothing is kept drops the directory."""
+    if not any((data / name).exists() for name in ("meta", "wal", DIRECTORY)):
+        raise LogyardError(f"{data} is no data directory: it has neither meta nor wal")
+    try:
+        return sorted(data / DIRECTORY / name for name in os.listdir(data / DIRECTORY) if name.endswith(SUFFIX))
+    except FileNotFoundError:
+        return []
 
 
 def is_fork_name(path: Path) -> bool:

@@ -105,6 +105,25 @@ def command_line(data: Path, file: Path, target: Path, bodies: list[bytes]) -> N
     assert not file.exists()
 
 
+def test_a_directory_that_can_not_be_looked_at_does_not_count_as_one_without_forks(tmp_path: Path) -> None:
+    def run(directory: Path) -> tuple[int, str]:
+        done = CliRunner().invoke(cli, ["forks", "list", str(directory)])
+        return done.exit_code, done.output
+
+    code, said = run(tmp_path)
+    assert code == 1 and said == f"error: {tmp_path} is no data directory: it has neither meta nor wal\n"
+    (tmp_path / "node-2").mkdir()
+    (tmp_path / "node-2" / "node.toml").touch()
+    assert run(tmp_path)[0] == 1
+    data = tmp_path / "node-2" / "data"
+    (data / "meta").mkdir(parents=True)
+    assert run(tmp_path) == (0, "0 forks\n")
+    # What root may not list either.
+    (data / forks.DIRECTORY).touch()
+    code, said = run(tmp_path)
+    assert code == 1 and said == f"error: {data / forks.DIRECTORY}: Not a directory\n"
+
+
 def damaged_ones_are_named_and_dropped(data: Path, good: Path, target: Path, whole: bytes) -> None:
     """They are in nobody's way: of the good one everything goes on."""
     damage = {"a-1-2": b"", "b-1-2": b"\x01\x02\x03" * 99, "c-1-2": forks.MAGIC + b"\x01\x02", "d-1-2": whole[:-3]}
