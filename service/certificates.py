@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 DAYS = 825
 CA_DAYS = 3650
+CA_NAME = "logyard CA of "
+SOON_DAYS = 30
+"""Before its end a certificate is to be renewed."""
 BACKDATED = datetime.timedelta(minutes=5)
 """Clocks of other machines may be a little behind."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
@@ -54,7 +57,7 @@ class Authority:
             self._key = key  # type: ignore[assignment]  # what `_issue` once wrote
             return
         self._key = kept_key(directory / "ca-key.pem")
-        self.certificate = self._issue(f"logyard CA of {cluster}", None, self._key, CA_DAYS)
+        self.certificate = self._issue(f"{CA_NAME}{cluster}", None, self._key, CA_DAYS)
         write(self.ca, certificate_pem(self.certificate))
 
     @property
@@ -77,6 +80,8 @@ class Authority:
         if not path.exists():
             key = kept_key(key_path(path))
             write(path, certificate_pem(self._issue(stem, uri, key, days)))
+        elif not {uri, f"{stem}.{self.cluster}"} & {*(found := names_of(path))}:
+            raise BadRequest(f"{path}: is for {' and '.join(found) or 'nobody of ours'}, not for {uri}")
         return path
 
     def _issue(self, name: str, uri: str | None, key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
@@ -111,6 +116,32 @@ class Authority:
             builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
             builder = builder.add_extension(names, critical=False)
         return builder.sign(self._key, hashes.SHA256())
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """Return the certificate in a file. Raises `BadRequest`."""
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{path}: can't use the certificate that is there: {error}") from None
+
+
+def names_of(path: Path) -> list[str]:
+    """Return the URIs and DNS names that a certificate is for. Raises `BadRequest`."""
+    from cryptography import x509
+
+    try:
+        found = read_certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [name for kind in (x509.UniformResourceIdentifier, x509.DNSName) for name in found.get_values_for_type(kind)]
+
+
+def days_left(path: Path) -> int:
+    """Return for how many days a certificate is still good; below 0 it has expired. Raises `BadRequest`."""
+    return (read_certificate(path).not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
 
 
 def key_path(certificate: Path) -> Path:
@@ -175,6 +206,10 @@ def write(path: Path, data: bytes, *, secret: bool = False) -> None:
 
 def issue(directory: Path, cluster: str, nodes: Iterable[int], clients: Iterable[str]) -> list[Path]:
     """Issue a CA and these certificates, as far as they are not there; return all certificates' paths, the CA's
-    first."""
+    first. Raises `BadRequest` where what is there is another cluster's, or somebody else's."""
     authority = Authority(directory, cluster)
+    for common in authority.certificate.subject:
+        made = str(common.value)
+        if made.startswith(CA_NAME) and made != f"{CA_NAME}{cluster}"[:64]:
+            raise BadRequest(f"{authority.ca}: is the CA of cluster {made.removeprefix(CA_NAME)!r}, not of {cluster!r}")
     return [authority.ca, *(authority.node(node) for node in nodes), *(authority.client(name) for name in clients)]

@@ -25,6 +25,7 @@ from logyard.engine.config import SystemConfig
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.tls import Identity, TlsConfig, TlsError, identities, make_context, require
+from logyard.service.certificates import Authority
 from logyard.service.cli.root import cli
 from logyard.service.config import NodeConfig
 from logyard.service.door.dispatch import HANDLERS
@@ -427,3 +428,26 @@ def test_a_door_without_tls_is_on_loopback_alone(yard: Yard) -> None:
     with pytest.raises(BadRequest, match=r"\[client_tls\] ca, certificate, key"):
         RpcServer(None, "10.0.0.1:1", {}, SystemConfig())  # type: ignore[arg-type]
     assert RpcServer(None, "10.0.0.1:1", {}, SystemConfig(), yard.door(1)).host == "10.0.0.1"  # type: ignore[arg-type]
+
+
+def test_certificates_that_are_there_are_looked_at(tmp_path: Path) -> None:
+    def init(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli, ["tls", "init", str(tmp_path), *words])
+        return done.exit_code, done.output
+
+    assert init("--cluster", "orders", "--nodes", "1") == (0, f"{tmp_path}/ca.pem\n{tmp_path}/node-1.pem\n")
+    for nodes in ("1", "2"):
+        code, said = init("--cluster", "other", "--nodes", nodes)
+        assert code == 2 and said == f"error: {tmp_path}/ca.pem: is the CA of cluster 'orders', not of 'other'\n"
+    assert not (tmp_path / "node-2.pem").exists()
+    authority = Authority(tmp_path, "orders")
+    authority.node(2, days=-1)
+    authority.node(3, days=10)
+    (tmp_path / "node-4.pem").write_bytes((tmp_path / "node-1.pem").read_bytes())
+    code, said = init("--cluster", "orders", "--nodes", "4")
+    assert code == 2 and "node-4.pem: is for logyard://orders/node/1, not for logyard://orders/node/4" in said
+    code, said = init("--cluster", "orders", "--nodes", "1,2,3")
+    assert code == 0 and "node-2.pem HAS EXPIRED: delete" in said and "node-3.pem expires in 9 days: delete" in said
+    assert "node-1.pem HAS" not in said and "node-1.pem exp" not in said
+    (tmp_path / "node-2.pem").unlink()
+    assert "node-2.pem HAS EXPIRED" not in init("--cluster", "orders", "--nodes", "2")[1]
