@@ -123,7 +123,7 @@ async def _measure(settings: ReplaceSettings, cluster: Cluster, say: Callable[[s
         await trio.sleep(settings.steady_s)
         short = load.count_anew()
         await yard.change_catalog("plan", "resume", {})
-        await yard.change_catalog("nodes", "declare_dead", {"node": VICTIM})
+        await yard.change_catalog("nodes", "declare_dead", {"node": VICTIM, "force": True})
         load.count_anew()
         began = time.perf_counter()
         left = await _wait(yard, settings, began, say)

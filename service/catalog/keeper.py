@@ -281,6 +281,10 @@ class Keeper:
         said = {**self._leads, here.node_id: self._leads_now()}
         return {uid: node for node in sorted(here.live & said.keys()) for (uid,) in UID.iter_unpack(said[node])}
 
+    def hears(self, node: int) -> bool:
+        """Return whether this node, or one that it hears, hears a node."""
+        return any(node in self.views.get(other, ()) for other in self._here.live) or node in self._here.live
+
     def on_view(self, node: int, view: Mapping[str, Any]) -> None:
         """Hear whom a node hears, and when its catalogue was founded."""
         self.views[node] = frozenset(view["live"])

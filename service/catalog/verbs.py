@@ -82,6 +82,9 @@ class CatalogVerbs:
             raise Refused(f"{section} {change}: nodes do that by themselves")
         if change == "step" and values.get("step") != UNDO:
             raise Refused("a move is only given up by hand")
+        node = values.get("node")
+        if change == "declare_dead" and isinstance(node, int) and self._keeper.hears(node) and not values.get("force"):
+            raise Refused(f"node {node} is heard of: drain it (logyard nodes drain {node}), or give --force")
         _check_addresses(values)
         return await self._calls.change(section, change, values)
 

@@ -101,17 +101,19 @@ def replace(node: int, by: int, servers: list[str], output: Output) -> None:
     output.result({"ok": True, "node": node, "by": by, "state": state}, f"node {node} is {state}; node {by} follows it")
 
 
-def _state(verb: str, command: str, help_text: str, done: str) -> click.Command:
-    """Return a verb that brings a node to another state."""
+def _state(verb: str, command: str, help_text: str, done: str, force: str = "") -> click.Command:
+    """Return a verb that brings a node to another state. `force`: the help of its flag, for one that has it."""
 
     @click.argument("node", type=NODE)
     @servers_option
     @json_option
-    def run(node: int, servers: list[str], output: Output) -> None:
+    def run(node: int, servers: list[str], output: Output, **forced: bool) -> None:
         with opened(servers) as yard:
-            state = yard.change_catalog("nodes", command, {"node": node})
+            state = yard.change_catalog("nodes", command, {"node": node, **forced})
         output.result({"ok": True, "node": node, "state": state}, f"node {node} is {state}{done}")
 
+    if force:
+        run = click.option("--force", is_flag=True, help=force)(run)
     return click.command(verb, help=f"{help_text}\n\n\b\nExample:\n  logyard nodes {verb} 3")(run)
 
 
@@ -120,10 +122,11 @@ STATES = (
         "drain", "drain", "Let a node get nothing new, and give up what it has.",
         "; `logyard plan` shows what moves, `logyard nodes list` what is left",
     ),
-    _state("admit", "admit", "Let a node that was drained, or dead, get members again.", ""),
+    _state("admit", "admit", "Let a node that drains, or was dead and is heard of again, get members again.", ""),
     _state(
         "declare-dead", "declare_dead",
         "Declare a node dead that will not come back with its data, without waiting.", "",
+        "Although it is heard of: its members are replaced at once, from the others.",
     ),
     _state("remove", "remove", "Remove a node that has no members any more; its number is never used again.", ""),
 )  # fmt: skip

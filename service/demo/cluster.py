@@ -300,7 +300,7 @@ class ClusterDemo:
             self.away["killed"] = victim
             self.cluster.kill9(victim)
             self.note(f"node {victim} is killed")
-            self.yard.change_catalog("nodes", "declare_dead", {"node": victim})
+            self.yard.change_catalog("nodes", "declare_dead", {"node": victim, "force": True})
             self.note(f"node {victim} is declared dead")
             reach("the dead node's members are replaced", lambda: self.emptied(victim), STEP_S)
             self.note(f"node {victim} is replaced")

@@ -261,6 +261,9 @@ async def test_a_dead_node_s_members_are_replaced_and_it_returns(tmp_path: Path)
         await run.crash(3)
         await until(lambda: states(run, 1)[3] == "silent", "it is silent")
         assert replicas(run, "a") == {1, 2, 3}, "which is no reason"
+        keeper = run.nodes[1].keeper
+        assert keeper is not None
+        await until(lambda: not keeper.hears(3), "nobody hears it")
         await change(run, "nodes", "declare_dead", node=3)
         for name in ("a", "b", "c"):
             await until(lambda name=name: replicas(run, name) == {1, 2, 4}, f"{name} has another member")  # type: ignore[misc]
@@ -272,6 +275,17 @@ async def test_a_dead_node_s_members_are_replaced_and_it_returns(tmp_path: Path)
         await run.create("d", members=[1, 2, 4])
         await change(run, "nodes", "admit", node=3)
         await until(lambda: states(run, 3).get(3) == "active", "it may have members again")
+
+
+async def test_a_node_that_is_heard_of_is_not_declared_dead(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 2, catalog=True) as run:
+        await founded(run, 1)
+        for node in (1, 2):
+            with pytest.raises(Refused, match=f"node {node} is heard of: drain it"):
+                await change(run, "nodes", "declare_dead", node=node)
+        assert set(states(run, 1).values()) == {"active"}
+        await change(run, "nodes", "declare_dead", node=2, force=True)
+        await until(lambda: states(run, 1)[2] != "active", "it was declared dead")
 
 
 async def test_a_node_that_drains_gives_up_what_it_has_and_is_removed(tmp_path: Path) -> None:
@@ -304,7 +318,7 @@ async def test_what_is_deleted_waits_for_no_node_that_is_gone_for_good(tmp_path:
             await run.create(name, members=[2, 3, 4])
         await until(lambda: known(run, 1)["b"].seen, "both are known")
         await run.crash(4)
-        await change(run, "nodes", "declare_dead", node=4)
+        await change(run, "nodes", "declare_dead", node=4, force=True)
         await run.nodes[await run.leader("a")].delete_group("a")
         await until(lambda: "a" in known(run, 1) and known(run, 1)["a"].waiting == (4,), "it waits for the dead one")
         await until(lambda: replicas(run, "b") == {1, 2, 3}, "the other one is elsewhere")
