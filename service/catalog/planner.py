@@ -214,6 +214,8 @@ class Planner:
             self._move(row, REPLACE, source, target, why)
         else:
             hint = "add a node: logyard nodes invite"
+            if len(row.voters) > 1:
+                hint += f"; or have one copy fewer: logyard members remove --all --node {source}"
             self._stuck.append(Stuck(row.uid, row.name, f"{why}, and no node can take its place", hint))
 
     def _target(self, row: _Row, source: int, most: int = 1 << 62) -> int:

@@ -119,7 +119,9 @@ def _state(verb: str, command: str, help_text: str, done: str, force: str = "") 
 
 STATES = (
     _state(
-        "drain", "drain", "Let a node get nothing new, and give up what it has.",
+        "drain", "drain",
+        "Let a node get nothing new, and give up what it has. Where no other node can take it, because logs have a "
+        'member on each, add a node or have fewer copies: "logyard members remove --all --node N".',
         "; `logyard plan` shows what moves, `logyard nodes list` what is left",
     ),
     _state("admit", "admit", "Let a node that drains, or was dead and is heard of again, get members again.", ""),

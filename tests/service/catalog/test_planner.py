@@ -57,6 +57,7 @@ def test_what_can_not_be_helped_is_listed_with_what_to_type() -> None:
     ]  # fmt: skip
     short = plan({1: node(), 2: node(), 3: node(DEAD)}, [log(1, 1, 2, 3)])
     assert short.moves == [] and "no node can take its place" in short.stuck[0].why
+    assert short.stuck[0].hint.endswith("or have one copy fewer: logyard members remove --all --node 3"), "to shrink"
     late = plan(FOUR, [log(1, 1, 2, 7)])
     assert late.moves == [] and "has not said yet who it is" in late.stuck[0].why, "it starts later, with its logs"
     assert plan({**FOUR, 2: node(DEAD)}, [log(1, 1, 2, 7)]).moves == [], "and who it is nobody knows"
