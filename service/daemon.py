@@ -93,7 +93,11 @@ def run_node(path: Path, *, until_eof: bool = False, invitation: Invitation | No
 
             traceback.print_exception(error, file=sys.stderr)
             return 70
-        print(f"logyard serve: {found[0]}", file=sys.stderr)
+        first = found[0]
+        if isinstance(first, OSError) and str(first.filename).startswith(str(config.directory)):
+            print(f"logyard serve: [node] directory: {first.filename}: {first.strerror}", file=sys.stderr)
+        else:
+            print(f"logyard serve: {first}", file=sys.stderr)
         return 1
     return 0
 

@@ -110,6 +110,13 @@ class LocalNode:
         return "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty log)"
 
 
+def probe_listening(host: str, port: int) -> None:
+    """Raise `OSError` when nothing can be served at an address now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+
+
 def free_ports(count: int, first: int | None = None) -> list[int]:
     """Return loopback ports that are free now: consecutive from `first`, or any. Those are not of the kernel's range
     for connections that leave: between this and a node that listens, one of these may take it."""

@@ -25,7 +25,8 @@ class EtcdCommand(click.Command):
 )
 @click.option("--version", "version", is_flag=True, help="Print the version of etcd that clients are told.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ETCD'S FLAGS]")
-def etcd(version: bool, arguments: tuple[str, ...]) -> None:
+@click.pass_context
+def etcd(context: click.Context, version: bool, arguments: tuple[str, ...]) -> None:
     """Serve the etcd v3 JSON gateway on a KV group: one node by default, several with --initial-cluster.
 
     Takes etcd's flags (--name, --data-dir, --listen-client-urls, ...), as --flag=value or --flag value, and ETCD_
@@ -37,7 +38,11 @@ def etcd(version: bool, arguments: tuple[str, ...]) -> None:
       logyard etcd --data-dir ./default.etcd --listen-client-urls http://127.0.0.1:2379
       logyard etcd --servers 127.0.0.1:7001 --group settings
     """
-    if version:
+    # Behind the value of a flag of etcd's, which is no option of ours, click looks for none.
+    if "--help" in arguments:
+        click.echo(context.get_help())
+        return
+    if version or "--version" in arguments:
         from ..etcd.cluster import SERVER_VERSION
 
         click.echo(f"etcd Version: {SERVER_VERSION}")

@@ -50,3 +50,16 @@ def test_a_hangup_ends_no_node_that_starts_or_stops(tmp_path: Path, where: str, 
         said += [line.split()[0] for line in process.stdout]
         assert process.wait(30) == 0, process.stderr.read()
     assert said == (["read", "ready"] if first else ["ready", "read"])
+
+
+def test_a_directory_that_cannot_be_made_is_named_with_its_key(tmp_path: Path) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text(
+        '[node]\nid = 1\ndirectory = "/proc/x"\nclient_listen = "127.0.0.1:0"\npeer_listen = "127.0.0.1:0"\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "logyard.service.cli", "serve", "--config", str(config)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "logyard serve: [node] directory: /proc/x: No such file or directory"

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import time
 import tomllib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -15,9 +17,13 @@ from typing import Any, TypeVar
 
 import pytest
 import trio
+from click.testing import CliRunner
 
 from logyard.client.aio import Yard, connect
+from logyard.engine.disk.lock import lock_directory
 from logyard.protocol.errors import BadRequest
+from logyard.service.cli.root import cli
+from logyard.service.etcd import launcher
 from logyard.service.etcd.cluster import MEMBERS
 from logyard.service.etcd.flags import Flags, native_place, parse_flags
 from logyard.service.etcd.gateway import Gateway, Limits, Member
@@ -91,6 +97,94 @@ def test_bad_flags_end_it_with_2(tmp_path: Path) -> None:
     with spawned(tmp_path, "--listen-client-urls=http://0.0.0.0:2379") as process:
         assert process.wait(60) == 2
     assert "loopback" in (tmp_path / "errors.txt").read_text()
+
+
+def refusal(directory: Path, *words: str) -> str:
+    """The one line with which it ends, at once, with 1."""
+    with spawned(directory, *words) as process:
+        assert process.wait(60) == 1
+    (line,) = [one for one in (directory / "errors.txt").read_text().splitlines() if not one.startswith("{")]
+    return line
+
+
+def said(directory: Path, text: str, process: subprocess.Popen[bytes]) -> str:
+    """What it wrote to standard error, as soon as `text` is in it."""
+    with (directory / "errors.txt").open() as lines:
+        found = ""
+        while text not in found:
+            assert process.poll() is None, found
+            found += lines.read()
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_it_serves_ends_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    """A service manager stops a gateway whose cluster is not there: trio said that strange things would happen."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        # It takes connections, and never answers.
+        port = held.getsockname()[1]
+        with spawned(tmp_path, f"--servers=127.0.0.1:{port}", "--listen-client-urls=http://127.0.0.1:0") as process:
+            waits = said(tmp_path, "answers yet", process)
+            assert f"none of --servers 127.0.0.1:{port}" in waits
+            process.send_signal(number)
+            assert process.wait(60) == 0
+    errors = (tmp_path / "errors.txt").read_text()
+    assert "stopped before it served" in errors and "Traceback" not in errors and "abandoned" not in errors
+    assert all(line.startswith("{") for line in errors.splitlines()), errors
+
+
+def test_a_signal_while_its_node_waits_for_the_one_before_ends_both(tmp_path: Path) -> None:
+    """The directory is a node's that was started by hand: the log says what is waited for."""
+    where = tmp_path / "data/data"
+    where.mkdir(parents=True)
+    lock = lock_directory(str(where))
+    try:
+        with spawned(tmp_path, "--listen-client-urls=http://127.0.0.1:0") as process:
+            waits = said(tmp_path, "waiting up to", process)
+            assert f"{where} is in use by process {os.getpid()}" in waits
+            process.terminate()
+            assert process.wait(60) == 0
+    finally:
+        os.close(lock)
+    errors = (tmp_path / "errors.txt").read_text()
+    assert "stopped before it served" in errors and "Traceback" not in errors
+
+
+def test_a_directory_in_use_is_refused_at_once_and_its_node_toml_stays(tmp_path: Path) -> None:
+    """It waited 17 s, and the second had written its own configuration over the first one's by then."""
+    with etcd_server(tmp_path) as server:
+        written = (tmp_path / "data/node.toml").read_text()
+        with spawned(tmp_path / "second", "--data-dir", str(tmp_path / "data")) as second:
+            began = time.monotonic()
+            assert second.wait(60) == 1
+            assert time.monotonic() - began < launcher.TAKE_OVER_S / 2
+        line = (tmp_path / "second/errors.txt").read_text().splitlines()[-1]
+        assert line == (
+            f"logyard etcd: --data-dir {tmp_path / 'data'} is in use by process {server.process.pid}; stop it first"
+        )
+        assert (tmp_path / "data/node.toml").read_text() == written
+
+
+def test_what_it_cannot_have_is_named_with_its_flag(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        found = refusal(tmp_path / "port", f"--listen-client-urls={url}")
+        assert found == f"logyard etcd: --listen-client-urls {url}: Address already in use"
+    assert not (tmp_path / "port/data").exists(), "nothing was begun"
+    any_port = "--listen-client-urls=http://127.0.0.1:0"
+    found = refusal(tmp_path / "directory", any_port, "--data-dir=/proc/x")
+    assert found == "logyard etcd: --data-dir /proc/x: No such file or directory"
+    (tmp_path / "node/wal").mkdir(parents=True)
+    found = refusal(tmp_path / "of-a-node", any_port, "--data-dir", str(tmp_path / "node"))
+    assert found.startswith(f"logyard etcd: --data-dir {tmp_path / 'node'} is the data directory of a node")
+    assert [one.name for one in (tmp_path / "node").iterdir()] == ["wal"], "nothing was written there"
+
+
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_the_version_is_printed_behind_any_flag(word: str) -> None:
+    done = CliRunner().invoke(cli, ["etcd", "--quota-backend-bytes", "10", "--data-dir", "/proc/x", word])
+    assert done.exit_code == 0
+    assert done.output.startswith("etcd Version: 3." if word == "--version" else "Usage: ")
 
 
 def test_it_comes_back_after_a_kill_with_what_it_had(tmp_path: Path) -> None:
