@@ -1,18 +1,33 @@
 """A load process from its specification to its exit code, under the library that the specification names.
 
-Invariant: what loads is the same code under each library (`client.runtime`). Used by `load`, `kv_load`, `queue_load`.
+Invariant: what loads is the same code under each library (`client.runtime`), and ends with the process that started it,
+also when that is killed. Used by the load processes.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import select
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 S = TypeVar("S")
 RUNTIMES = ("trio", "asyncio")
+
+
+def end_with_parent() -> None:
+    """End this process when nobody has the writing end of its standard input any more: whoever started it is gone."""
+    ends = select.poll()
+    ends.register(sys.stdin, 0)
+
+    def wait_for_end() -> None:
+        ends.poll()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_end, name="logyard-parent", daemon=True).start()
 
 
 def run_process(work: Callable[[S], Coroutine[Any, Any, None]], spec: S, runtime: str, name: str) -> None:
@@ -21,6 +36,7 @@ def run_process(work: Callable[[S], Coroutine[Any, Any, None]], spec: S, runtime
     gc.freeze()
     gc.disable()
     sys.setswitchinterval(5e-5)
+    end_with_parent()
     try:
         if runtime == "asyncio":
             import asyncio

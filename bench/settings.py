@@ -12,6 +12,9 @@ from typing import Any
 from .loops import RUNTIMES
 
 MIB = 1 << 20
+BODY_BYTES_MAX = (64 << 20) - (128 << 10)
+VALUE_BYTES_MAX = 32 << 20
+"""What one frame takes; `protocol` has them too, and a test compares."""
 
 
 def option(
@@ -30,9 +33,9 @@ def option(
     return field(default=default * unit, metadata=said)
 
 
-def size_option(default: int, what: str = "Bytes of a body.") -> Any:
+def size_option(default: int, what: str = "Bytes of a body.", most: int = BODY_BYTES_MAX) -> Any:
     """Return the field of a body's bytes: its first 16 tell which one it is."""
-    return option(default, what, least=16)
+    return option(default, what, least=16, most=most)
 
 
 def seconds_option(default: float, told: str = "Measured time.", least: float = 0.1, flag: str = "") -> Any:
@@ -76,7 +79,7 @@ class KvSettings:
     """`bench kv`."""
 
     mode: str = option("put", "What.", among=("put", "get", "watch"))
-    size: int = size_option(256, "Bytes of a value.")
+    size: int = size_option(256, "Bytes of a value.", VALUE_BYTES_MAX)
     clients: int = option(64, "How many clients.", least=1)
     keys: int = option(100, "Keys of each client.", least=1)
     watchers: int = option(1000, "Who watches one key.", least=1)
@@ -142,7 +145,7 @@ class GroupsSettings:
     partitions: int = option(12, "Of the topic.", least=1)
     members: int = option(4, "Processes that consume.", least=1)
     records: int = option(500_000, "What is there before they do.", least=1)
-    size: int = option(256, "Bytes of a body.", least=16)
+    size: int = size_option(256)
     seconds: float = seconds_option(10.0, "Seconds at a tenth of what was consumed.")
     runtime: str = runtime_option()
 

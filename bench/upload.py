@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import xxhash
 
+from .loops import end_with_parent
+
 PART_BYTES = 4 << 20
 
 
@@ -38,6 +40,7 @@ def main() -> None:
     from logyard.client.sync import connect_sync
 
     spec = json.loads(sys.stdin.readline())
+    end_with_parent()
     size, seed = int(spec["bytes"]), int(spec["seed"])
     with connect_sync(spec["addresses"]) as yard:
         log = yard.log(spec["log"])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +15,9 @@ from typing import Any, cast
 import pytest
 import trio
 import trio.testing
+from click.testing import CliRunner
 
+from logyard.bench import settings
 from logyard.bench.calibrate import fdatasync_us, filesystem_of, memcpy_mb_per_s
 from logyard.bench.histogram import BUCKETS, Histogram, bucket_of, lower_edge
 from logyard.bench.load import Load, LoadSpec
@@ -19,6 +25,9 @@ from logyard.bench.processes import cpu_seconds, family, resident_bytes
 from logyard.bench.report import append_figures, shares
 from logyard.bench.terms import Holder, Sent, Terms
 from logyard.bench.workload import Workload
+from logyard.protocol.frame import RECORD_BYTES_MAX
+from logyard.protocol.kv import VALUE_BYTES_MAX
+from logyard.service.cli.root import cli
 
 
 def test_buckets_are_dense_and_in_order() -> None:
@@ -237,3 +246,35 @@ def test_a_delivery_before_its_time_has_a_cause_or_is_noticed(
     if fails:
         holders[fails].fail()
     assert terms.checked == 1 and len(terms.early) == early and terms.row()["terms_early"] == early
+
+
+def test_no_size_is_taken_that_no_frame_takes() -> None:
+    """--size 999999999999 was an OverflowError in a load process."""
+    assert (settings.BODY_BYTES_MAX, settings.VALUE_BYTES_MAX) == (RECORD_BYTES_MAX, VALUE_BYTES_MAX)
+    for verb in ("append", "kv", "queue", "groups", "mixed"):
+        done = CliRunner().invoke(cli, ["bench", verb, "--size", "999999999999"])
+        most = VALUE_BYTES_MAX if verb == "kv" else RECORD_BYTES_MAX
+        assert done.exit_code == 2 and f"16<=x<={most}" in done.output, done.output
+
+
+@pytest.mark.parametrize("module", ["load", "upload"])
+def test_a_load_process_ends_with_who_started_it(module: str) -> None:
+    """A killed `bench run` left it loading the next run's nodes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        addresses = [f"127.0.0.1:{server.getsockname()[1]}"]
+        spec = LoadSpec(addresses, ["a"], 64, 1, 1, 0, 0, 0.0, 1.0, 1)._asdict()
+        words = spec if module == "load" else {"addresses": addresses, "log": "a", "bytes": 1, "seed": 1}
+        with subprocess.Popen(
+            [sys.executable, "-m", f"logyard.bench.{module}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(words).encode() + b"\n")
+            process.stdin.flush()
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    # It waits for an answer now, for 30 s.
+                    process.stdin.close()
+                    assert process.wait(15) == 1
+            finally:
+                process.kill()
