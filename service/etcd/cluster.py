@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from logyard.client import kv_requests
 from logyard.client.kv import KV
 from logyard.protocol.kv import KeyValue
 
 from .gateway import Gateway, Member, number_of
 from .leases import revision_of
-from .words import UNIMPLEMENTED, GatewayError, Message, Schema, choice, flag, string
+from .words import NO_LEADER, UNIMPLEMENTED, GatewayError, Message, Schema, choice, flag, string
 
 SERVER_VERSION = "3.5.16"
 """The etcd whose paths and answers these are; clients choose their path by it."""
@@ -36,9 +37,9 @@ async def announce(kv: KV, member: Member) -> None:
         await kv.put(member.name.encode(), said)
 
 
-async def known(kv: KV) -> list[Member]:
+async def known(kv: KV, consistency: str, node: int | None) -> list[Member]:
     """Return all that have announced themselves, in order of their names."""
-    return [_member(one) for one in (await kv.range(prefix=True)).kvs]
+    return [_member(one) for one in (await kv.range(prefix=True, consistency=consistency, node=node)).kvs]
 
 
 def _member(one: KeyValue) -> Member:
@@ -48,10 +49,11 @@ def _member(one: KeyValue) -> Member:
 
 async def member_list(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Return every member, as it has announced itself, and those that the command line names."""
+    consistency, node = ("linearizable", None) if asked.flag("linearizable") else await gateway.reach()
     # For the term of the header.
-    await revision_of(gateway)
+    await revision_of(gateway, consistency, node)
     found = {one.name: one for one in gateway.named}
-    for one in await known(gateway.members):
+    for one in await known(gateway.members, consistency, node):
         if not found.get(one.name, Member("")).client_urls:
             found[one.name] = one
     rows: list[dict[str, Any]] = []
@@ -64,16 +66,19 @@ async def member_list(gateway: Gateway, asked: Message) -> dict[str, Any]:
 
 
 async def status(gateway: Gateway, asked: Message) -> dict[str, Any]:
-    """Return size, leader and log of the group below."""
-    numbers = await gateway.kv.status()
-    found = await gateway.describe()
+    """Return size, leader and log of the group below; without a quorum, as the node beside this gateway sees them."""
+    consistency, node = await gateway.reach()
+    numbers = await gateway.run(kv_requests.status(), consistency=consistency, node=node)
+    found = await gateway.describe(node)
     index, applied, leader = found.get("last", 0), found.get("applied", 0), found.get("leader", 0)
     size = str(numbers["history_bytes"])
     fields = {
         "dbSize": size, "leader": str(gateway.id_of(leader)) if leader else "", "raftIndex": str(index or ""),
         "raftTerm": str(gateway.header.term or ""), "raftAppliedIndex": str(applied or ""), "dbSizeInUse": size,
     }  # fmt: skip
-    kept = {name: value for name, value in fields.items() if value not in ("", "0")}
+    kept: dict[str, Any] = {name: value for name, value in fields.items() if value not in ("", "0")}
+    if not leader:
+        kept["errors"] = [NO_LEADER]
     return {"header": gateway.header.at(numbers["revision"]), "version": SERVER_VERSION, **kept}
 
 
@@ -81,7 +86,7 @@ async def alarm(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Return no alarm: a full disk says so with every write, and nothing has to be lifted afterwards."""
     if asked.number("action") == 1:
         raise GatewayError(UNIMPLEMENTED, "logyard: alarms are not set by hand")
-    return {"header": gateway.header.at(await revision_of(gateway))}
+    return {"header": gateway.header.at(await revision_of(gateway, *await gateway.reach()))}
 
 
 async def defragment(gateway: Gateway, asked: Message) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class Flags:
     request_bytes: int = 1_572_864
     progress_s: float = 600.0
     lease_s_min: int = 2
+    request_s: float = 7.0
     limits: Mapping[str, int] = field(default_factory=dict)
     level: str = "info"
     servers: tuple[str, ...] = ()
@@ -145,6 +146,8 @@ def parse_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> Flags:
         request_bytes=_number(given, "max-request-bytes", 1_572_864),
         progress_s=_seconds("watch-progress-notify-interval", progress) if progress else 600.0,
         lease_s_min=_lease_s_min(given),
+        # As etcd has it.
+        request_s=5 + 2 * _number(given, "election-timeout", 1000) / 1000,
         limits=_limits(given),
         level=level,
         servers=tuple(_split(given.get("servers", ""))),

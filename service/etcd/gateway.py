@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import trio
 
+from logyard.client import kv_requests
 from logyard.client.kv import KV
 from logyard.client.kv_requests import Steps, T
 from logyard.protocol.errors import LogyardError
@@ -22,6 +23,8 @@ BODIES_BYTES_MAX = 128 << 20
 """Of all requests that are under way, and of what streams hold of messages that are not complete."""
 CALLS_MAX = 4096
 """Requests under way, streams among them."""
+SOON_S = 0.4
+"""What is answered without a quorum as well waits so long for one."""
 
 Take = Callable[[int], None]
 
@@ -41,12 +44,13 @@ def number_of(*words: str) -> int:
 
 class Limits(NamedTuple):
     """`request_bytes`: keys and values of a request; `progress_s`: between two notifications of a quiet watch;
-    `lease_s_min`: a shorter lease lasts so long."""
+    `lease_s_min`: a shorter lease lasts so long; `request_s`: what has no answer by then is told to have timed out."""
 
     request_bytes: int = 1_572_864
     txn_operations: int = 128
     progress_s: float = 600.0
     lease_s_min: int = 2
+    request_s: float = 7.0
 
     @property
     def body_bytes(self) -> int:
@@ -102,21 +106,37 @@ class Gateway:
         """Ask the group what `kv_requests` wants to ask of it. The header knows the term of the answer then: clients
         compare those of several gateways (a question's answer has it; of a command's it is known while the leader
         stays)."""
-        found = await self.kv.run(steps, consistency=consistency, node=node)
-        if not self.kv.same_leader:
+        found = await self.kv.run(steps, self.limits.request_s, consistency, node)
+        if consistency != "local" and not self.kv.same_leader:
             # What was asked is done: nobody is told of a failure because the term is not known yet.
             with suppress(LogyardError):
-                await self.kv.status()
+                await self.kv.run(kv_requests.status(), self.limits.request_s)
         self._learn(self.kv.term)
         return found
+
+    async def reach(self) -> tuple[str, int | None]:
+        """Return the (consistency, node) with which to ask what etcd answers without a quorum, too: linearizable where
+        that is answered soon, else as the node beside this gateway has it, or any that answers. Raises what it says."""
+        try:
+            await self.kv.run(kv_requests.status(), SOON_S)
+            return "linearizable", None
+        except LogyardError as error:
+            failure = error
+        for node in [self.node] if self.node else await self.kv.yard.nodes():
+            try:
+                await self.kv.run(kv_requests.status(), SOON_S, "local", node)
+                return "local", node
+            except LogyardError as error:
+                failure = error
+        raise failure
 
     def _learn(self, term: int) -> None:
         if term > self.header.term:
             self.header = self.header._replace(term=term)
 
-    async def describe(self) -> dict[str, Any]:
-        """Describe the group below, as its leader sees it; also gives the header its term."""
-        found = await self.kv.yard.describe(self.kv.name)
+    async def describe(self, node: int | None = None) -> dict[str, Any]:
+        """Describe the group below, as its leader (or `node`) sees it; also gives the header its term."""
+        found = await self.kv.yard.describe(self.kv.name, node)
         if not self.by_token:
             # Whoever names no token has a cluster of its own nevertheless.
             self.header = self.header._replace(cluster=number_of(self.token, str(found.get("uid", ""))))

@@ -295,7 +295,9 @@ async def _serve(flags: Flags, servers: Sequence[str], stop: Stop) -> None:
         async with connect(servers) as yard, trio.open_nursery() as nursery:
             connected.set()
             named = tuple([Member(name, (flags.cluster[name],)) for name in flags.names]) if flags.cluster else ()
-            limits = Limits(flags.request_bytes, flags.txn_operations, flags.progress_s, flags.lease_s_min)
+            limits = Limits(
+                flags.request_bytes, flags.txn_operations, flags.progress_s, flags.lease_s_min, flags.request_s
+            )
             gateway = Gateway(
                 yard.kv(flags.group), yard.kv(MEMBERS), name=flags.name, token=flags.token, by_token=flags.token_given,
                 node=number, named=named, limits=limits,

@@ -99,6 +99,6 @@ async def leases(gateway: Gateway, asked: Message) -> dict[str, Any]:
     return found | ({"leases": [{"ID": str(one)} for one in numbers]} if numbers else {})
 
 
-async def revision_of(gateway: Gateway) -> int:
-    """Return the revision there is now, linearizable."""
-    return int((await gateway.run(kv_requests.question(STATUS)))[0])
+async def revision_of(gateway: Gateway, consistency: str = "linearizable", node: int | None = None) -> int:
+    """Return the revision there is now."""
+    return int((await gateway.run(kv_requests.question(STATUS), consistency=consistency, node=node))[0])

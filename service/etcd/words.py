@@ -26,6 +26,7 @@ INT64_MIN = -(1 << 63)
 NO_KEY = "etcdserver: key is not provided"
 TOO_LARGE = "etcdserver: request is too large"
 TOO_MANY = "etcdserver: too many requests"
+NO_LEADER = "etcdserver: no leader"
 OVERHEAD_BYTES = 512 << 10
 """What a request may have beside keys and values."""
 REFUSALS: Mapping[str, tuple[int, str]] = {
@@ -38,7 +39,7 @@ REFUSALS: Mapping[str, tuple[int, str]] = {
     "too_many_operations": (INVALID, "etcdserver: too many operations in txn request"),
     "no_space": (EXHAUSTED, "etcdserver: mvcc: database space exceeded"),
     "busy": (EXHAUSTED, TOO_MANY),
-    "not_leader": (UNAVAILABLE, "etcdserver: no leader"),
+    "not_leader": (UNAVAILABLE, NO_LEADER),
     "unknown": (UNAVAILABLE, "etcdserver: request timed out"),
 }
 """What the KV machine and its client say, as etcd says it."""

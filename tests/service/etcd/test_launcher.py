@@ -28,6 +28,7 @@ from logyard.service.etcd.cluster import MEMBERS
 from logyard.service.etcd.flags import Flags, native_place, parse_flags
 from logyard.service.etcd.gateway import Gateway, Limits, Member
 from logyard.service.etcd.serving import create_group, serve
+from tests.engine.host.cluster import until
 
 from ..kv.test_verbs import served
 from .server import Asking, EtcdServer, data, etcd_server, spawned
@@ -55,6 +56,7 @@ def test_flags_are_read_as_etcd_reads_them() -> None:
     by_revision = flags("--auto-compaction-mode=revision", "--auto-compaction-retention=1000")
     assert by_revision.by_revision and by_revision.retention == 1000
     assert flags("--auto-compaction-retention=2").retention == 7200
+    assert found.request_s == 6 and flags().request_s == 7
     assert flags().data_dir == "default.etcd" and flags().binds == ["127.0.0.1:2379"]
 
 
@@ -296,9 +298,9 @@ def test_three_nodes_make_one_cluster(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @asynccontextmanager
-async def gateway(yard: Yard, **limits: int) -> AsyncIterator[Asking]:
+async def gateway(yard: Yard, request_s: float = 7.0, **limits: int) -> AsyncIterator[Asking]:
     """A gateway in this process, in front of the group "kv"."""
-    made = Gateway(yard.kv("kv"), yard.kv(MEMBERS), limits=Limits(**limits))
+    made = Gateway(yard.kv("kv"), yard.kv(MEMBERS), limits=Limits(request_s=request_s, **limits))
     stop = trio.Event()
     await create_group(yard, "kv", True)
     async with trio.open_nursery() as nursery:
@@ -356,3 +358,33 @@ async def test_the_term_of_a_header_is_that_of_the_answer(tmp_path: Path) -> Non
                 assert term >= seen, f"{path} says term {term} after {seen}"
                 seen = term
             assert seen == max(run.member(one, "kv").raft.term for one in run.ids)
+
+
+async def test_what_is_asked_of_an_ill_cluster_is_answered_without_a_quorum(tmp_path: Path) -> None:
+    """An operator asks for these when a cluster is ill: they waited for a leader for 30 s, and had none."""
+    async with served(tmp_path, 3) as (run, doors, yard), gateway(yard, request_s=1.5) as asking:
+        put = await blocking(asking.call, "/v3/kv/put", key=b"k", value=b"v")
+        revision = int(put["header"]["revision"])
+        members: list[dict[str, Any]] = []
+        while not members:
+            members = (await blocking(asking.call, "/v3/cluster/member/list"))["members"]
+        assert "errors" not in await blocking(asking.call, "/v3/maintenance/status")
+        await run.applied("kv")
+        await run.applied(MEMBERS)
+        for number in (2, 3):
+            await doors.crash(number)
+        await until(lambda: run.member(1, "kv").raft.leader == 0, "the one that is left knows no leader")
+        began = trio.current_time()
+        status = await blocking(asking.call, "/v3/maintenance/status")
+        assert status["errors"] == ["etcdserver: no leader"] and "leader" not in status
+        assert int(status["header"]["revision"]) == revision and int(status["header"]["raft_term"]) > 0
+        assert (await blocking(asking.call, "/v3/cluster/member/list"))["members"] == members
+        assert "alarms" not in await blocking(asking.call, "/v3/maintenance/alarm")
+        assert trio.current_time() - began < 5, (
+            "three answers, each about as soon as it is seen that there is no quorum"
+        )
+        for path, fields in (("/v3/kv/put", {"key": b"k"}), ("/v3/cluster/member/list", {"linearizable": True})):
+            began = trio.current_time()
+            status_code, code, said = await blocking(asking.refusal, path, **fields)
+            assert (status_code, code) == (503, 14) and ("no leader" in said or "timed out" in said), said
+            assert trio.current_time() - began < 10, "within the time that etcd gives a request, not 30 s"
