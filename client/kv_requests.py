@@ -33,6 +33,7 @@ from logyard.protocol.kv import (
     Operation,
     Result,
     answer_of,
+    check_bytes,
     encode,
     encode_numbers,
     get_array,
@@ -70,7 +71,11 @@ def write(operation: Operation) -> Steps[Result]:
     """Return the steps of a put, a delete, a transaction, or a read that goes through consensus. What fails once it was
     done raises `Unknown`: who is told of a failure may take it for one."""
     answer = yield Command(*encode(operation))
-    revision, *fields = answer_of(answer)
+    try:
+        revision, *fields = answer_of(answer)
+    except LogyardError:
+        check_bytes(operation)
+        raise
     try:
         return (yield from _decoded(kind_of(operation), revision, fields, {}))
     except LogyardError as error:

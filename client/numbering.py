@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 
 from logyard.protocol.errors import BadRequest
-from logyard.protocol.frame import Buffer, Epoch, produce_command
+from logyard.protocol.frame import Buffer, Epoch, produce_command, view_of
 from logyard.protocol.topics import SLOTS
 
 NUMBER_MAX = (1 << 63) - 1
@@ -36,7 +36,11 @@ def slot_of(key: Buffer) -> int:
     # Loaded here, as above.
     from xxhash import xxh3_64_intdigest
 
-    return xxh3_64_intdigest(key) & SLOTS - 1
+    try:
+        return xxh3_64_intdigest(key) & SLOTS - 1
+    except TypeError:
+        view_of("a key", key)
+        raise
 
 
 def producer_number(name: int | str) -> int:

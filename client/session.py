@@ -205,6 +205,8 @@ class Routes:
     __slots__ = ("seeds", "addresses", "cluster", "groups", "compressed", "kinds", "asked")
 
     def __init__(self, servers: Iterable[str]) -> None:
+        if isinstance(servers, str):
+            raise BadRequest(f"the servers are a list of HOST:PORT, [{servers!r}] for instance, not a str")
         self.seeds = [parse_address(server) for server in servers]
         if not self.seeds:
             raise BadRequest("at least one server address is needed")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple, TypeAlias
 
 from .errors import BadRequest, Corrupt
-from .frame import ENVELOPE, ENVELOPE_BYTES, PAYLOAD_BYTES_MAX, PIECE_BYTES_MAX, Buffer, Marked
+from .frame import ENVELOPE, ENVELOPE_BYTES, PAYLOAD_BYTES_MAX, PIECE_BYTES_MAX, Buffer, Marked, view_of
 
 ZSTD = 1
 CHUNK_BYTES = PIECE_BYTES_MAX
@@ -91,7 +91,7 @@ def index_of(lengths: list[int]) -> bytes:
 def encode(head: Buffer, body: Buffer) -> tuple[Buffer, Buffer]:
     """Return (metadata, payload) to store instead, or the same where compression does not pay. BLOCKING: about 2 ms a
     MiB."""
-    view = memoryview(body).cast("B")
+    view = view_of("a payload", body)
     size = len(view)
     if size < SMALLEST:
         return head, body

@@ -88,6 +88,15 @@ EACH = 1
 """Its third byte: there is a size of each message, and not one for all."""
 
 
+def view_of(what: str, data: Buffer) -> memoryview:
+    """Return the bytes of a buffer; raise `BadRequest` for what is none, text among it."""
+    try:
+        return memoryview(data).cast("B")
+    except TypeError as error:
+        why = f": {error}" if isinstance(data, memoryview) else f" is bytes, not {type(data).__name__}"
+        raise BadRequest(what + why) from None
+
+
 class Marked(bytes):
     """Metadata with an envelope in front of it: the payload beside it is encoded."""
 
@@ -149,14 +158,14 @@ class Frame:
         return len(self.table) // 2
 
     def put(self, head: Buffer, body: Buffer | None) -> int:
-        """Add a record; return the bytes it costs. Raises `BadRequest` or TypeError before anything is changed.
+        """Add a record; return the bytes it costs. Raises `BadRequest` before anything is changed.
 
         Bodies of `LARGE` bytes or more are kept by reference: they must not change until they are acknowledged.
         """
         mark = 0
         if type(head) is not bytes:
             mark = MARK if isinstance(head, Marked) else 0
-            head = memoryview(head).tobytes()
+            head = view_of("metadata", head).tobytes()
         length = len(head)
         if length > HEAD_BYTES_MAX + (ENVELOPE_BYTES if mark else 0):
             raise BadRequest(f"metadata of {length} bytes is above its limit of {HEAD_BYTES_MAX}")
@@ -165,7 +174,7 @@ class Frame:
             cost = length + RECORD_OVERHEAD
         else:
             if type(body) is not bytes:
-                body = memoryview(body).cast("B")
+                body = view_of("a payload", body)
             size = len(body)
             if size < LARGE:
                 self.small.append(body if type(body) is bytes else bytes(body))
@@ -200,6 +209,8 @@ class Frame:
             for (head, body), key in zip(records, keys, strict=True):
                 if not 0 < len(key) <= KEY_BYTES_MAX:
                     raise BadRequest(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
+                if isinstance(key, str):
+                    raise BadRequest("a key is bytes, not str")
                 self.put(head, body)
                 self.commands.append((KEYED_REMOVAL if body is None else KEYED) + key)
         if not 0 < self.count <= MANY_RECORDS or self.size > RECORD_BYTES_MAX + HEAD_BYTES_MAX:

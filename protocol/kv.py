@@ -35,6 +35,7 @@ VALUES_MAX = 1000
 SORTS = {"key": 0, "version": 1, "create": 2, "mod": 3, "value": 4}
 TARGETS = {"version": 0, "create": 1, "mod": 2, "value": 3, "lease": 4}
 RELATIONS = {"=": 0, ">": 1, "<": 2, "!=": 3}
+_BYTES = {"key": "a key", "end": "the end of a range", "value": "a value", "operand": "an operand"}
 
 Place: TypeAlias = tuple[int, int]
 Bodies: TypeAlias = dict[Place, bytes]
@@ -184,6 +185,8 @@ def prefix_end(prefix: bytes) -> bytes:
 
 def range_of(key: bytes, end: bytes | None, prefix: bool) -> tuple[bytes, bytes]:
     """Return key and end as they travel; a prefix may be empty: all keys. Raises `BadRequest`."""
+    if type(key) is not bytes or (end is not None and type(end) is not bytes):
+        check_bytes(Get(key, end or b""))
     if prefix:
         if end:
             raise BadRequest("a range has an end, or is a prefix")
@@ -199,10 +202,27 @@ def check_watch(key: bytes, end: bytes, start: int) -> None:
         raise BadRequest(f"a watch begins with a revision from 1 to {NUMBER_MAX}, or 0: from now on")
 
 
+def check_bytes(operation: Operation | Compare) -> None:
+    """Raise `BadRequest` where anything is in the place of bytes. For what was refused: what is taken costs no look."""
+    for name, value in zip(operation._fields, operation, strict=True):
+        what = _BYTES.get(name)
+        if what is None or value is None or isinstance(value, bytes | bytearray | memoryview):
+            continue
+        if name != "operand" or not isinstance(value, int):
+            raise BadRequest(f"{what} is bytes, not {type(value).__name__}")
+    if isinstance(operation, Txn):
+        for one in (*operation.compares, *operation.then, *operation.otherwise):
+            check_bytes(one)
+
+
 def encode(operation: Operation) -> tuple[bytes, list[Buffer]]:
     """Return a command and the payloads that go with it. Raises `BadRequest`."""
     bodies: list[Buffer] = []
-    packed: bytes = msgpack.packb(_array(operation, bodies))
+    try:
+        packed: bytes = msgpack.packb(_array(operation, bodies))
+    except TypeError:
+        check_bytes(operation)
+        raise
     return packed, bodies
 
 

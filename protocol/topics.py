@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from .errors import BadRequest, LogyardError, error_of
-from .frame import Buffer
+from .frame import Buffer, view_of
 
 SLOTS = 16_384
 PARTITIONS_MAX = 1024
@@ -284,11 +284,16 @@ def unpack_layout(data: bytes) -> Layout:
 
 def enveloped(key: Buffer | None, metadata: Buffer) -> bytes:
     """Return a record's metadata with its key in front. Raises `BadRequest`."""
-    if key is None:
-        return ENVELOPE.pack(MAGIC, 0, 0) + bytes(metadata)
-    if len(key) > KEY_BYTES_MAX:
+    if key is not None and len(key) > KEY_BYTES_MAX:
         raise BadRequest(f"a key has at most {KEY_BYTES_MAX} bytes, not {len(key)}")
-    return b"".join((ENVELOPE.pack(MAGIC, HAS_KEY, len(key)), key, metadata))
+    try:
+        if key is None:
+            return b"".join((ENVELOPE.pack(MAGIC, 0, 0), metadata))
+        return b"".join((ENVELOPE.pack(MAGIC, HAS_KEY, len(key)), key, metadata))
+    except TypeError:
+        view_of("a key", key or b"")
+        view_of("metadata", metadata)
+        raise
 
 
 def opened_envelope(metadata: bytes) -> tuple[bytes | None, bytes]:

@@ -471,8 +471,10 @@ async def open_system(
 ) -> AsyncIterator[EmbeddedSystem]:
     """Open (or create) a directory as a node of its own. `machines`: your own kinds by name, each made with the
     arguments that its group was created with (none by `start_group`); a name is for good. `timeout` (seconds) bounds
-    every verb that is not given its own. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`; what the block raises
-    comes as it is."""
+    every verb that is not given its own. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`, RuntimeError outside of
+    trio; what the block raises comes as it is."""
+    if not trio.lowlevel.in_trio_task():
+        raise RuntimeError("open_system runs under trio (trio.run); clients run under asyncio as well, see connect")
     own = dict(machines or {})
 
     def made(name: str, arguments: dict[str, Any]) -> Machine:

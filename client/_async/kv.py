@@ -24,6 +24,7 @@ from logyard.protocol.kv import (
     PutResult,
     Txn,
     TxnResult,
+    check_bytes,
     range_of,
 )
 
@@ -72,7 +73,11 @@ class KVVerbs(ABC):
         timeout = self.yard.timeout if timeout is None else timeout
         consistency = consistency if node is None else "local"
         packed, bodies = await self.ask(kv_requests.question_of(key, revision), timeout, consistency, node)
-        return kv_requests.only(packed, bodies)
+        try:
+            return kv_requests.only(packed, bodies)
+        except LogyardError:
+            check_bytes(Get(key))
+            raise
 
     async def range(
         self,

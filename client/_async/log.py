@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Literal, overload
 
 from logyard.protocol.compression import SMALLEST, encode, wants
 from logyard.protocol.errors import BadRequest, Gone, LogyardError, OutOfRange
-from logyard.protocol.frame import APPEND_COMMAND, FRAME_BYTES_MAX, LOG_KNOWS, Buffer, append_command
+from logyard.protocol.frame import APPEND_COMMAND, FRAME_BYTES_MAX, LOG_KNOWS, Buffer, append_command, view_of
 from logyard.protocol.records import Page, Record
 from logyard.protocol.wire import REPLY
 
@@ -141,7 +141,7 @@ class LogVerbs(ABC):
         """
         flags = flags_of(reply, priority, self.yard.exactly_once, reply_from)
         if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
-            view = memoryview(payload).cast("B")
+            view = view_of("a payload", payload)
             size = check_size(len(view))
             return await self._upload(metadata, view, size, timeout, await self._zstd(compress), command)
         if payload is not None and len(payload) >= SMALLEST and await self._zstd(compress):
@@ -196,7 +196,7 @@ class LogVerbs(ABC):
             records = list(records)
             head, body = records[0] if len(records) == 1 else (b"", None)
             if body is not None and len(body) > WHOLE_BYTES:
-                view = memoryview(body).cast("B")
+                view = view_of("a payload", body)
                 size = check_size(len(view))
                 found = await self._upload(head, view, size, timeout, await self._zstd(compress), command)
                 return offsets_of(found, 1)

@@ -323,10 +323,16 @@ async def test_bad_arguments_are_refused_where_they_are_given() -> None:
         cluster.create("a", [1], 1)
         log = yard.log("a")
         for bad in ("text", 5, None):
-            with pytest.raises(TypeError):
+            with pytest.raises(errors.BadRequest, match=f"metadata is bytes, not {type(bad).__name__}"):
                 log.append_nowait(bad)  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
-            log.append_nowait(b"x", payload="text")  # type: ignore[arg-type]
+        for long in (1, 2000, 2 << 20):
+            for compress in ("none", "zstd"):
+                with pytest.raises(errors.BadRequest, match="a payload is bytes, not str"):
+                    await log.append(b"x", "x" * long, compress=compress)  # type: ignore[call-overload]
+        with pytest.raises(errors.BadRequest, match="a key is bytes, not str"):
+            await log.append_many([(b"x", b"y")], keys=["k"])  # type: ignore[list-item]
+        with pytest.raises(errors.BadRequest, match="a payload is bytes, not str"):
+            await yard.queue("q").publish("x")  # type: ignore[arg-type]
         with pytest.raises(errors.BadRequest):
             log.append_nowait(bytes(70_000))
         with pytest.raises(errors.BadRequest):

@@ -47,6 +47,12 @@ def test_each_request_has_the_next_number() -> None:
     assert list(channel.pending) == [1, 2, 3] and channel.asked == 3
 
 
+def test_the_servers_are_a_list() -> None:
+    """connect_sync("127.0.0.1:7001") said that an address is HOST:PORT, not '1'."""
+    with pytest.raises(errors.BadRequest, match=r"a list of HOST:PORT, \['127.0.0.1:7001'\] for instance, not a str"):
+        Routes("127.0.0.1:7001")
+
+
 def test_a_server_is_known_where_it_was_met_unless_it_says_another_address() -> None:
     routes = Routes(["h:1"])
     routes.greeted(wire.Hello("c", 1, {2: "i:2"}, 1 << 20), ("h", 1))

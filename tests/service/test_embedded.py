@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -11,7 +14,16 @@ import trio
 from logyard.engine.config import SystemConfig
 from logyard.engine.machine import Applied, Context, PayloadRef
 from logyard.machines.log import AppendLog
-from logyard.protocol.errors import Busy, DirectoryInUse, GroupStopped, LogyardError, OutOfRange, WrongIdentity
+from logyard.protocol.errors import (
+    BadRequest,
+    Busy,
+    DirectoryInUse,
+    GroupStopped,
+    LogyardError,
+    OutOfRange,
+    WrongIdentity,
+)
+from logyard.protocol.kv import Compare
 from logyard.service.embedded import open_system
 
 SMALL = SystemConfig(
@@ -34,6 +46,48 @@ async def test_records_outlive_the_process(tmp_path: Path) -> None:
         assert [record.metadata async for record in log.records(1, 3)] == [b"a", b"b"]
         page = await log.poll(0, max_records=2, bodies=False)
         assert len(page) == 2 and page.next == 2 and page.records[0].payload is None
+
+
+async def test_text_in_place_of_bytes_is_told_by_its_name(tmp_path: Path) -> None:
+    """kv.put("k", ...) said that "a key is 1 to 16384 bytes", which it has."""
+    async with open_system(tmp_path) as yard:
+        for name, machine in (("k", "kv"), ("q", "queue"), ("l", "log")):
+            await yard.create(name, machine=machine)
+        await yard.topic("t").create(2)
+        text: Any = "a"
+        kv: Any = yard.kv("k")
+        queue: Any = yard.queue("q")
+        log: Any = yard.log("l")
+        topic: Any = yard.topic("t")
+        wrong: dict[str, list[Callable[[], Awaitable[Any]]]] = {
+            "a key": [
+                lambda: kv.put("a", b"v"), lambda: kv.get("a"), lambda: kv.delete("a"), lambda: kv.count("a"),
+                lambda: kv.range("a", prefix=True), lambda: kv.txn([Compare(text, "value", "=", b"v")], []),
+                lambda: kv.watch("a").__aenter__(), lambda: topic.send("a", b"m"),
+                lambda: topic.send_many([("a", b"m", None)]),
+            ],
+            "the end of a range": [lambda: kv.range(b"a", "b")],
+            "a value": [lambda: kv.put(b"a", "v"), lambda: kv.put(b"a", "v" * 2000)],
+            "an operand": [lambda: kv.txn([Compare(b"a", "value", "=", text)], [])],
+            "a payload": [lambda: queue.publish("x"), lambda: log.append(b"", "x")],
+            "metadata": [
+                lambda: log.append("x"), lambda: topic.send(b"a", "m"), lambda: topic.send(None, "m"),
+            ],
+        }  # fmt: skip
+        for what, calls in wrong.items():
+            for call in calls:
+                with pytest.raises(BadRequest, match=f"^{what} is bytes, not str"):
+                    await call()
+        assert await kv.count(prefix=True) == 0
+
+
+def test_it_says_that_it_runs_under_trio(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with open_system(tmp_path):
+            raise AssertionError("it opened")
+
+    with pytest.raises(RuntimeError, match="runs under trio"):
+        asyncio.run(main())
 
 
 async def test_queries_and_waiting_for_an_index(tmp_path: Path) -> None:
