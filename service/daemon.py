@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .catalog.join import Invitation
     from .config import NodeConfig
     from .node import Node
+    from .tls import Door
 
 EXIT_WAL_FAILED = 75
 """EX_TEMPFAIL of sysexits.h: a supervisor may start the node again on a repaired disk."""
@@ -70,7 +71,7 @@ def run_node(path: Path, *, until_eof: bool = False, invitation: Invitation | No
             config = load_config(path, os.environ)
         else:
             config = joined_config(path, os.environ, invitation)
-        open_doors(config)
+        warn_of_keys([door for door in open_doors(config) if door is not None])
         read_secret(config)
     except LogyardError as error:
         print(f"logyard serve: {error}", file=sys.stderr)
@@ -102,6 +103,14 @@ def run_node(path: Path, *, until_eof: bool = False, invitation: Invitation | No
     return 0
 
 
+def warn_of_keys(doors: Sequence[Door]) -> None:
+    """Say which private keys others may read. A node starts nevertheless: it did so far, and a renewal must not end a
+    cluster."""
+    for door in doors:
+        if why := door.exposed:
+            print(f"logyard serve: {why}", file=sys.stderr, flush=True)
+
+
 def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
     """Run one trio loop: the node, and one task each for signals and for the end of standard input."""
     import trio
@@ -129,9 +138,13 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
         early = not nodes
         for node in nodes:
             try:
-                node.reload_tls()
+                doors = node.reload_tls()
             except BadRequest as error:
                 print(f"logyard serve: the certificates stay as they were: {error}", file=sys.stderr, flush=True)
+                continue
+            said = "; ".join(door.told for door in doors) or "none: there is no [tls] and no [client_tls]"
+            print(f"logyard serve: certificates for new connections: {said}", file=sys.stderr, flush=True)
+            warn_of_keys(doors)
 
     async def main() -> None:
         # From the first moment to the end of the process: whoever renews certificates does not ask whether the node is

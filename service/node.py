@@ -296,9 +296,11 @@ class Node:
             raise UnknownGroup(f"log {name!r} of uid {uid:016x} is gone: another one has its name", name=name)
         return self.system.member(name)
 
-    def reload_tls(self) -> None:
-        """Read the certificates again, for new connections. Raises `BadRequest`: then the old ones stay in use."""
+    def reload_tls(self) -> Sequence[Door]:
+        """Read the certificates again, for new connections; return the doors that have them. Raises `BadRequest`: then
+        the old ones stay in use."""
         reload_doors(self.doors, self.cluster_id, self.node_id)
+        return self.doors
 
     def submit(
         self, uid: int, frame: memoryview, sink: Sink, request: int, *, early: bool = False, low: bool = False

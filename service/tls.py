@@ -8,6 +8,7 @@ themselves are `client.tls_stream`'s.
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -44,13 +45,15 @@ LINGER_S = 0.5
 class Door:
     """One door's contexts. `table` names its keys: "tls" or "client_tls". Raises `BadRequest` naming the key."""
 
-    __slots__ = ("table", "config", "server", "client")
+    __slots__ = ("table", "config", "server", "client", "until")
 
     def __init__(self, table: str, config: TlsConfig) -> None:
         self.table = table
         self.config = config
         self.server: ssl.SSLContext
         self.client: ssl.SSLContext
+        # When its own certificate expires, once that was checked.
+        self.until = ""
         self.reload()
 
     def reload(self) -> None:
@@ -62,7 +65,20 @@ class Door:
 
     def take(self, other: Door) -> None:
         """Use the contexts of another door of the same table from now on."""
-        self.server, self.client = other.server, other.client
+        self.server, self.client, self.until = other.server, other.client, other.until
+
+    @property
+    def told(self) -> str:
+        """What is in use, for the operator who has just renewed it."""
+        return f"[{self.table}] {self.config.certificate}, valid until {self.until}"
+
+    @property
+    def exposed(self) -> str:
+        """What is wrong with who may read or write the key's file; empty: nothing. A group that reads it may be meant
+        to."""
+        path = self.config.key
+        mode = os.stat(path).st_mode & 0o777
+        return f"[{self.table}] key: {path} has mode {mode:04o}: chmod 600 {path}" if mode & 0o027 else ""
 
     def check_own(self, cluster: str, node: int) -> None:
         """Raise `BadRequest` unless the door's own certificate is valid now and this node's."""
@@ -82,7 +98,9 @@ class Door:
                     side.do_handshake()
                 except ssl.SSLWantReadError:
                     continue
-            require(identities(near.getpeercert()), cluster, NODE, str(node))
+            found = near.getpeercert()
+            require(identities(found), cluster, NODE, str(node))
+            self.until = str((found or {}).get("notAfter", ""))
         except ssl.SSLCertVerificationError as error:
             raise BadRequest(f"[{self.table}] certificate: {error.verify_message}", key=self.table) from None
         except TlsError as error:

@@ -90,7 +90,12 @@ class Http1(H11Protocol):
     """HTTP/1.1, whatever its client would rather speak."""
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """Take the request as it is."""
+        """Take the request as it is; who speaks gRPC is told by nothing else what is wrong."""
+        if event.method == b"PRI":
+            log.warning(
+                "a client speaks HTTP/2, as etcdctl and other gRPC clients do: only etcd's JSON gateway is served "
+                "here, see docs/guides/etcd.md"
+            )
 
     def read_ahead_of(self, stream: trio.abc.Stream) -> None:
         """Go on reading a stream while a request of it is under way."""

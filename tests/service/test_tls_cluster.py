@@ -83,8 +83,13 @@ def test_hangup_reads_new_certificates(cluster: LocalCluster) -> None:
     Path(good.certificate).unlink()
     Path(good.key).unlink()
     authority.node(1)
+    assert "has mode" not in node.log_path.read_text(), "a key of its owner's alone is not remarked upon"
+    Path(good.key).chmod(0o644)
     node.process.send_signal(signal.SIGHUP)
     assert reach(lambda: shown() != before)
+    taken = f"certificates for new connections: [tls] {good.certificate}, valid until "
+    assert reach(lambda: taken in node.log_tail()), "an operator sees that a renewal took"
+    assert reach(lambda: f"[client_tls] key: {good.key} has mode 0644: chmod 600" in node.log_tail())
     run(cluster, "status")
 
 

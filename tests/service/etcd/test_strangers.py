@@ -249,6 +249,17 @@ def test_what_is_malformed_is_answered(server: EtcdServer, data: bytes) -> None:
     assert server.call("/v3/auth/status")["header"], "and the next one is served"
 
 
+def test_who_speaks_grpc_is_told_in_the_log(server: EtcdServer) -> None:
+    """`etcdctl` says "context deadline exceeded" alone; whoever did not read the guide looks here."""
+    said = "a client speaks HTTP/2, as etcdctl"
+    before = server.lines.count(said)
+    with socket.create_connection((server.host, server.port), WAIT_S) as link:
+        link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+        while link.recv(4096):
+            pass
+    assert server.lines.count(said) == before + 1
+
+
 def test_an_upgrade_is_not_taken(server: EtcdServer) -> None:
     upgrades = (
         {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAMAAABkAAQAAP__"},
