@@ -1,7 +1,9 @@
 """Documentation that is wrong fails here: code blocks, commands and their options, make targets, links, named files.
 
-A fence marked ``python tested`` is a whole program and runs in an empty directory; every other ``python`` fence must at
-least be valid Python. (docs/config.md is compared with the code in tests/service/test_config.py.)
+A fence marked ``python tested`` is a whole program and runs in an empty directory, one marked ``python network`` as
+well, beside a node whose address takes the place of 127.0.0.1:7001. There is no other, but on pages that another test
+runs: what is only compiled may lack an import, or stand outside a function. (docs/config.md is compared with the code
+in tests/service/test_config.py.)
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import click
 import pytest
 
 from logyard.service.cli.etcd import EtcdCommand
+from logyard.service.local_cluster import LocalCluster
 
 from .source_tree import PACKAGES, ROOT
 
@@ -57,6 +60,8 @@ def named(block: Block) -> str:
 
 PYTHON = [block for block in blocks() if block.language == "python"]
 TESTED = [block for block in PYTHON if "tested" in block.marks]
+NETWORK = [block for block in PYTHON if "network" in block.marks]
+RUN_ELSEWHERE = {"docs/guides/spark.md": "tests/pipeline/test_guide.py"}
 
 
 def test_the_readme_has_a_tested_example() -> None:
@@ -68,21 +73,45 @@ def test_python_blocks_are_python(block: Block) -> None:
     compile(block.text, named(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
+def test_every_python_block_runs() -> None:
+    left = [block for block in PYTHON if block.page not in RUN_ELSEWHERE and not {"tested", "network"} & {*block.marks}]
+    assert not left, [named(block) for block in left]
+    for page, test in RUN_ELSEWHERE.items():
+        assert Path(page).name in (ROOT / test).read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A node of its own for the blocks that ask one."""
+    with LocalCluster(tmp_path_factory.mktemp("docs"), 1) as cluster:
+        cluster.start()
+        yield cluster.addresses[0]
+
+
+@pytest.mark.parametrize("block", NETWORK, ids=named)
+def test_blocks_that_ask_a_node_run(block: Block, address: str, tmp_path: Path) -> None:
+    assert "127.0.0.1:7001" in block.text
+    ran(block, block.text.replace("127.0.0.1:7001", address), tmp_path)
+
+
 @pytest.mark.parametrize("block", TESTED, ids=named)
 def test_marked_blocks_run(block: Block, tmp_path: Path) -> None:
-    program = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{block.text}"
     for name in block.marks[1:]:
         # The page's first program, as the module that the others import.
         (first,) = [one for one in TESTED if one.page == block.page and one.marks == ("tested",)][:1]
         (tmp_path / f"{name}.py").write_text(first.text, "utf-8")
-    # A file, as a reader would have it: what starts processes of its own finds the program again.
-    (tmp_path / "example.py").write_text(program, "utf-8")
     # Whoever reads the first page tries it more than once, on what the first run left.
     for _ in range(2 if block.page == "README.md" else 1):
-        done = subprocess.run(
-            [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == 0, f"{named(block)}\n{done.stdout}\n{done.stderr}"
+        ran(block, block.text, tmp_path)
+
+
+def ran(block: Block, text: str, where: Path) -> None:
+    """Run a block as a file, as a reader would have it: what starts processes of its own finds the program again."""
+    (where / "example.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{text}", "utf-8")
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=where, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, f"{named(block)}\n{done.stdout}\n{done.stderr}"
 
 
 def cli() -> click.Command:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from logyard.client.sync import connect_sync
+from logyard.service.local_cluster import LocalCluster
 
 SIGNALLED = """
 import os, signal, sys
@@ -63,3 +67,32 @@ def test_a_directory_that_cannot_be_made_is_named_with_its_key(tmp_path: Path) -
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "logyard serve: [node] directory: /proc/x: No such file or directory"
+
+
+def test_copies_of_all_stopped_nodes_are_a_backup(tmp_path: Path) -> None:
+    """What docs/operating.md says of backups: put back together they are the cluster of that moment."""
+    with LocalCluster(tmp_path / "yard", 3) as cluster:
+        cluster.start()
+        with connect_sync(cluster.addresses) as yard:
+            for name, machine in (("k", "kv"), ("q", "queue"), ("l", "log")):
+                yard.create(name, machine=machine)
+            revision = yard.kv("k").put(b"key", b"kept" * 1000).revision
+            yard.queue("q").publish(b"kept")
+            yard.log("l").append(b"kept")
+        cluster.stop()
+        shutil.copytree(tmp_path / "yard", tmp_path / "copy")
+        cluster.start()
+        with connect_sync(cluster.addresses) as yard:
+            yard.kv("k").delete(b"key")
+            yard.queue("q").purge()
+            yard.log("l").append(b"by mistake")
+    shutil.rmtree(tmp_path / "yard")
+    (tmp_path / "copy").rename(tmp_path / "yard")
+    with LocalCluster(tmp_path / "yard", 3) as cluster:
+        cluster.start()
+        with connect_sync(cluster.addresses) as yard:
+            found = yard.kv("k").get(b"key")
+            assert found is not None and (found.value, found.mod_revision) == (b"kept" * 1000, revision)
+            assert yard.queue("q").stats()["ready"] == 1
+            assert [one.metadata for one in yard.log("l").poll(0)] == [b"kept"]
+            yard.log("l").append(b"it goes on")
