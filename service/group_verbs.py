@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -193,7 +193,7 @@ class Births(Protocol):
 
 class ByCatalogue:
     """Creations and deletions where the cluster has a catalogue. `delete` lets a group go, as without one; `let_go`
-    does that without asking it."""
+    does that without asking it; `check(nodes)` raises `Refused` where this node or one of them was removed."""
 
     def __init__(
         self,
@@ -201,7 +201,9 @@ class ByCatalogue:
         find: Callable[[str], Member],
         delete: Callable[[str, bool, int], Awaitable[None]],
         let_go: Callable[[Sequence[int]], Awaitable[None]],
+        check: Callable[[Collection[int]], None],
     ) -> None:
+        self._check = check
         self._births = births
         self._find = find
         self._delete = delete
@@ -211,6 +213,7 @@ class ByCatalogue:
         """Create groups, whose names are nobody else's in the cluster; equal ones may exist."""
         for spec in specs:
             _check_open(spec.get("machine"))
+            self._check(spec.get("members") or ())
         found = await self._births.create(specs)
         return [{"name": spec.name, "uid": spec.uid, "members": list(spec.voters)} for spec in found]
 
@@ -219,6 +222,7 @@ class ByCatalogue:
     ) -> int:
         """Create groups of one definition, asleep; return how many are new."""
         _check_open(machine)
+        self._check(members)
         return await self._births.create_batch(names, members, machine, arguments)
 
     async def delete_group(self, name: str, force: bool = False, topic: int = 0, uid: int = 0) -> None:

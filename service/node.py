@@ -27,6 +27,7 @@ from logyard.engine.replica.build import MakeCore, make_raft
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import CATALOG_ANSWER, CATALOG_ASK, CATALOG_VIEW, without_body
 from logyard.engine.transport.config import TransportConfig
+from logyard.engine.transport.handler import PeerStatus, no_peer
 from logyard.engine.transport.peers import Peers
 from logyard.engine.transport.reactor import reactor
 from logyard.engine.types import Buffer
@@ -268,7 +269,7 @@ class Node:
             self.node_id, self.cluster_id,
             lambda: {"directory": own.origin.directory, "epoch": own.epoch, "versions": dict(keeper.VERSIONS), **said},
             system.names, system.members,
-            system.has, system.live, configured,
+            system.has, system.live, configured, lambda: _denied(self.node_id, system.peers.status()),
         )  # fmt: skip
         change = self.membership.change_membership
         asleep = sleepers.Sleepers(self.node_id, sleepers.Groups(system.quiescence.table, system.find, system.spec))
@@ -284,7 +285,7 @@ class Node:
         )
         verbs = CatalogVerbs(self.node_id, self.cluster_id, found, calls, system.host.follower_reads.within)
         self.catalog, self.catalog_change, self.join = verbs.ask, verbs.change, verbs.join
-        by_catalogue = ByCatalogue(births, system.member, self.delete_group, registry.delete)
+        by_catalogue = ByCatalogue(births, system.member, self.delete_group, registry.delete, found.check)
         self.create_groups, self.delete_group = by_catalogue.create_groups, by_catalogue.delete_group
         self.create_batch = by_catalogue.create_batch
         return self.keeper
@@ -386,6 +387,11 @@ def build_system(
 async def _no_catalog(*what: object) -> Any:
     """Refuse a verb about the catalogue."""
     raise Refused(NO_CATALOG)
+
+
+def _denied(node: int, peers: Sequence[PeerStatus]) -> bool:
+    """Return whether there are other nodes, and all say that a node is no peer of theirs."""
+    return bool(peers) and all(not one.up and no_peer(node, one.node) in one.error for one in peers)
 
 
 def _addresses(config: NodeConfig, known: Mapping[int, Place], proof: bool) -> dict[int, Address]:

@@ -44,6 +44,11 @@ class Handler(Protocol):
         ...
 
 
+def no_peer(node: int, of: int) -> str:
+    """Return what a node is told that dials one which does not know it, or not any more."""
+    return f"node {node} is no peer of node {of}"
+
+
 class PeerStatus(NamedTuple):
     """One peer for operators. Queues in bytes, drops in frames since the start; `error` is the last one, or empty;
     `outdated` why its data directory is refused; `sync_us` the time of a sync of its disk, `slow`: it holds that for

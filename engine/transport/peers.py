@@ -35,7 +35,7 @@ from .frame import (
     decode_renewal,
     encode_renewal,
 )
-from .handler import Handler, PeerStatus
+from .handler import Handler, PeerStatus, no_peer
 from .link import Address, Guard, Link, Stream, dial, receive
 from .listener import Listener
 from .liveness import NO_VITALS, Liveness
@@ -356,7 +356,7 @@ class Peers:
                 f"this is node {self.node_id} of cluster {self.cluster_id!r}, not node {expected} of {cluster!r}"
             )
         if node not in self._peers:
-            raise WrongIdentity(f"node {node} is no peer of node {self.node_id}")
+            raise WrongIdentity(no_peer(node, self.node_id))
 
     def _hello(self, node: int, lane: int) -> Hello:
         directory, epoch, start, written = self.origin

@@ -27,7 +27,7 @@ from logyard.machines.catalog.nodes import REMOVED, Node, Nodes
 from logyard.machines.catalog.plan import Move
 from logyard.machines.catalog.plan import Plan as PlanSection
 from logyard.machines.catalog.section import Table
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import LogyardError, Refused
 
 from .calls import CatalogCalls
 from .electorate import next_step
@@ -127,6 +127,8 @@ class Here(NamedTuple):
     live: Set[int]
     configured: Collection[int]
     """The nodes of its configuration, this one among them."""
+    denied: Callable[[], bool] = lambda: False
+    """Whether every other node refuses this one as none of the cluster's."""
 
 
 class Doors(NamedTuple):
@@ -192,6 +194,27 @@ class Keeper:
         """Return what this node knows of the catalogue."""
         return catalog_of(self.member())
 
+    @property
+    def removed(self) -> str:
+        """Return that this node was removed, and what to do, as its own copy says, or all others by refusing it, which
+        that copy counts; nothing else."""
+        here, catalog = self._here, self.catalog
+        row = None if catalog is None else nodes_of(catalog).rows.get(here.node_id)
+        if row is None or (row.state != REMOVED and not here.denied()):
+            return ""
+        return _removed(here.node_id)
+
+    def check(self, nodes: Collection[int] = ()) -> None:
+        """Raise `Refused` where this node, or one of `nodes`, was removed from the cluster."""
+        if self.removed:
+            raise Refused(self.removed)
+        catalog = self.catalog
+        rows: Mapping[int, Node] | Table[Node] = {} if catalog is None else nodes_of(catalog).rows
+        for node in nodes:
+            row = rows.get(node)
+            if row is not None and row.state == REMOVED:
+                raise Refused(_removed(node))
+
     def stir(self) -> None:
         """Look now."""
         self._stir.set()
@@ -247,7 +270,7 @@ class Keeper:
                 # Who is refused under its number, say, still has groups to report; and where the catalogue has no room
                 # for one thing it has some for what frees space.
                 trouble = trouble or str(error)
-        self._complain(trouble or self._other_founder())
+        self._complain(self.removed or trouble or self._other_founder())
 
     # What nodes tell one another.
 
@@ -492,6 +515,10 @@ class Keeper:
         """Return a move that is under way; None for one that is over, or stands still with all others."""
         catalog = self.catalog
         return None if catalog is None or not self._may_move(catalog) else plan_of(catalog).rows.get(number)
+
+
+def _removed(node: int) -> str:
+    return f"node {node} was removed from this cluster: ask another one, and stop it; an empty directory may join"
 
 
 def _founding(member: Member | None) -> int:

@@ -57,6 +57,8 @@ class CatalogVerbs:
         that was committed before (`linearizable`)."""
         if consistency not in ("local", "linearizable"):
             raise BadRequest(f"consistency is local or linearizable, not {consistency!r}")
+        if consistency == "linearizable":
+            self._keeper.check()
         member = self._keeper.member()
         catalog = catalog_of(member)
         if member is None or catalog is None:
@@ -78,6 +80,7 @@ class CatalogVerbs:
 
     async def change(self, section: str, change: str, values: Mapping[str, Any]) -> Any:
         """Change what operators may. Raises what the catalogue refuses it with."""
+        self._keeper.check()
         if change not in OPERATORS.get(section, ()):
             raise Refused(f"{section} {change}: nodes do that by themselves")
         if change == "step" and values.get("step") != UNDO:
@@ -93,6 +96,7 @@ class CatalogVerbs:
     ) -> dict[str, Any]:
         """Let an empty directory become a node: its number, and where the others are. The token proves that somebody
         invited it; only its hash is known here."""
+        self._keeper.check()
         _check_addresses({"peer": peer, "client": client})
         catalog = self._keeper.catalog
         if catalog is None or not nodes_of(catalog).rows:

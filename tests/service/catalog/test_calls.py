@@ -173,7 +173,7 @@ async def test_what_the_catalogue_let_go_is_deleted_though_its_own_command_was_n
     async def let_go(uids: Sequence[int]) -> None:
         done.append(("node", *uids))
 
-    verbs = ByCatalogue(cast(Any, Births()), lambda name: member, delete, let_go)
+    verbs = ByCatalogue(cast(Any, Births()), lambda name: member, delete, let_go, lambda nodes: None)
     await verbs.delete_group("log")
     assert done == [("catalogue", member.uid), "log", ("node", member.uid)]
 
@@ -196,6 +196,6 @@ async def test_a_deletion_lets_a_names_next_owner_be() -> None:
     async def let_go(uids: Sequence[int]) -> None:
         raise AssertionError("it is gone")
 
-    verbs = ByCatalogue(cast(Any, Births()), lambda name: found.pop(0), delete, let_go)
+    verbs = ByCatalogue(cast(Any, Births()), lambda name: found.pop(0), delete, let_go, lambda nodes: None)
     await verbs.delete_group("log")
     assert not found

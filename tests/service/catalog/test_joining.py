@@ -141,3 +141,22 @@ def test_a_node_joins_under_tls_by_its_own_certificate(tmp_path: Path, monkeypat
         cluster.options[3] = cluster.options[9]
         cluster.restart(3)
         until(lambda: states(cluster, 3) == dict.fromkeys((1, 2, 3), "active"), "and the third")
+
+
+def test_a_node_that_was_removed_says_so(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 2, catalog=True) as cluster:
+        cluster.start()
+        first, second = (cluster.nodes[node].client_address for node in (1, 2))
+        until(lambda: states(cluster, 1) == {1: "active", 2: "active"}, "they know one another")
+        assert run("nodes", "drain", "2", "--servers", first)["ok"]
+        until(lambda: run("nodes", "remove", "2", "--servers", first)["ok"], "it has nothing left")
+        words = "node 2 was removed from this cluster"
+        for _ in ("it is there", "it was started again"):
+            until(lambda: words in cluster.nodes[2].log_tail(), "its log says so")
+            for asked in (first, second):
+                error = run("create", "x", "--members", "1,2", "--servers", asked)["error"]
+                assert error["code"] == "refused" and words in error["message"], asked
+            cluster.end(2)
+            cluster.nodes[2].log_path.write_text("")
+            cluster.restart(2)
+        assert run("create", "x", "--members", "1", "--servers", first)["ok"]

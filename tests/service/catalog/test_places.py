@@ -81,7 +81,7 @@ async def test_nobody_tells_the_catalogue_what_is_no_address(key: str, text: str
         return 4
 
     nobody = cast(Any, None)
-    keeper = SimpleNamespace(catalog=Catalog())
+    keeper = SimpleNamespace(catalog=Catalog(), check=lambda: None)
     nodes_of(keeper.catalog).rows.put(1, Node(ACTIVE, 7, "n:3", "n:4", 0))
     verbs = CatalogVerbs(1, "c", cast(Any, keeper), cast(Any, SimpleNamespace(change=change)), nobody)
     values = {"peer": "n:1", "client": "n:2", key: text}
@@ -99,7 +99,7 @@ async def test_nobody_tells_the_catalogue_what_is_no_address(key: str, text: str
 async def test_nobody_joins_by_a_node_that_knows_no_others(catalog: Catalog | None) -> None:
     """It was given a number and no addresses, kept both, and reached nobody from then on."""
     nobody = cast(Any, None)
-    keeper = SimpleNamespace(catalog=catalog, trouble="not heard of yet")
+    keeper = SimpleNamespace(catalog=catalog, trouble="not heard of yet", check=lambda: None)
     verbs = CatalogVerbs(1, "c", cast(Any, keeper), nobody, nobody)
     with pytest.raises(Busy, match="not heard of yet"):
         await verbs.join(b"token", 1, "n:1", "n:2", "", 0)
