@@ -465,6 +465,14 @@ class Topic:
                 for one in new:
                     await self._command(one, inherit_command(row.id, some))
         await self._open(row, epoch, layout, numbers)
+        for one in new:
+            asked = await self.yard.log(one.log).query(msgpack.packb(["partition"]), consistency="linearizable")
+            if msgpack.unpackb(asked)[2] < epoch:
+                # Whoever had been stopped since an earlier change opened it, before it knew its producers.
+                for source in row.live:
+                    for some in await self._producers(source):
+                        await self._command(one, adopt_command(row.id, epoch, some))
+                await self._fence(row, one, epoch, layout)
         values = {"id": row.id, "epoch": epoch, "fences": fences, "uids": await self._uids(row)}
         return await self._tell("added", values)
 

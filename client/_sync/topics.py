@@ -466,6 +466,14 @@ class Topic:
                 for one in new:
                     self._command(one, inherit_command(row.id, some))
         self._open(row, epoch, layout, numbers)
+        for one in new:
+            asked = self.yard.log(one.log).query(msgpack.packb(["partition"]), consistency="linearizable")
+            if msgpack.unpackb(asked)[2] < epoch:
+                # Whoever had been stopped since an earlier change opened it, before it knew its producers.
+                for source in row.live:
+                    for some in self._producers(source):
+                        self._command(one, adopt_command(row.id, epoch, some))
+                self._fence(row, one, epoch, layout)
         values = {"id": row.id, "epoch": epoch, "fences": fences, "uids": self._uids(row)}
         return self._tell("added", values)
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import trio
 from click.testing import CliRunner
@@ -420,6 +421,10 @@ class Stopped(topics.Topic):
         await self._at("delete")
         await super()._delete_log(*values)
 
+    async def _open(self, *values: Any) -> None:
+        await self._at("open")
+        await super()._open(*values)
+
 
 @pytest.mark.parametrize("step", ["ask", "retire", "delete", "drained"])
 async def test_who_was_stopped_while_a_partition_went_takes_no_other_of_its_number(
@@ -444,6 +449,40 @@ async def test_who_was_stopped_while_a_partition_went_takes_no_other_of_its_numb
         late.go_on.set()
     async with yard.consume("orders", group="g", commit_every=0.1) as records:
         assert {(one.key, one.payload) for one in await taken(records, len(KEYS))} == {(key, b"2") for key in KEYS}
+
+
+async def test_a_log_that_was_opened_by_who_had_been_stopped_over_two_changes_takes_its_records(
+    yard: EmbeddedSystem,
+) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    producer = await topic.producer("p")
+    for sequence, key in enumerate(KEYS, 1):
+        await producer.send(key, b"", b"%d" % sequence, sequence=sequence)
+    late, second = (Stopped(yard, "orders", "open") for _ in range(2))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(late.grow, 2)
+        await late.stopped.wait()
+        await topic.finish()
+        assert [one.number for one in (await topic.shrink(1)).partitions] == [0]
+        nursery.start_soon(second.grow, 2)
+        await second.stopped.wait()
+        # The log that is made now has the name of the one that it was about to open.
+        late.go_on.set()
+        with trio.fail_after(10):
+            while await yard.log("orders.1").query(msgpack.packb(["partition"])) == msgpack.packb(None):
+                await trio.sleep(0.01)
+        second.go_on.set()
+    assert len((await topic.describe()).live) == 2
+    with trio.fail_after(20):
+        again = await yard.topic("orders").producer("p")
+        for sequence, key in enumerate(KEYS, 1):
+            await again.send(key, b"", b"%d" % sequence, sequence=sequence)
+        await yard.topic("orders").send_many([(key, b"", b"new") for key in KEYS])
+    async with yard.consume("orders", group="g", commit_every=0.1) as records:
+        got = await taken(records, 2 * len(KEYS))
+        assert await records.get(0.5) is None
+    assert Counter(one.payload for one in got)[b"new"] == len(KEYS)
 
 
 @pytest.mark.long
