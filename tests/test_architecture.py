@@ -127,7 +127,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "logyard.pipeline", "logyard.client", "logyard.payloads", "logyard.machines", TOP, "logyard.engine.log",
         "logyard.engine.snapshot", "logyard.engine.recovery.damage", "logyard.engine.recovery.inspect",
         "logyard.engine.recovery.manifests", "logyard.engine.recovery.rebuild", "logyard.engine.replica.apply",
-        "logyard.engine.replica.machine_state", "logyard.engine.replica.sessions",
+        "logyard.engine.replica.machine_state", "logyard.engine.replica.sessions", "logyard.engine.replica.skips",
         "logyard.engine.replica.snapshot_sections", "logyard.engine.replica.uploads",
     ),
     "logyard.bench": (

@@ -85,9 +85,13 @@ class Applier:
         try:
             if member.state != RUNNING and (member.state == DELETED or not self._quarantine.resume(self, member)):
                 return
+            halt, replays = None, raft.applied < member.replayed
             while raft.applied < raft.commit:
                 entries = self._log.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES)
-                halt = self._quarantine.foresee(member, entries) if raft.applied < member.replayed else None
+                if replays:
+                    halt, replays = self._quarantine.foresee(member, entries), False
+                elif len(entries) > 1:
+                    self._quarantine.note_skips(member, entries)
                 for entry in entries:
                     if halt is not None and entry.index == halt.index:
                         member.suspend(halt)

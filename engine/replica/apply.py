@@ -8,7 +8,7 @@ come to the same state, the same releases and the same follow-ups.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from logyard.protocol.errors import LogyardError
@@ -34,6 +34,7 @@ from ..machine import (
 from ..types import Spec
 from .machine_state import MachineState
 from .sessions import CommandFault, OnEnd, Sessions, apply_guarded, batch_of, run_batch
+from .skips import Skip
 from .uploads import Uploads
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ class AppliedBefore(Exception):
     def __init__(self, index: int, ordinal: int) -> None:
         super().__init__(
             f"it skips command ({index}, {ordinal}), which was applied here: this member is not what the others are; "
-            "restart this node, or have the member removed and added again (or, where all have applied it, skip this)"
+            "restart this node, which leaves it out then, or have the member removed and added again (or, where all "
+            "have applied it, skip this)"
         )
 
 
@@ -129,6 +131,14 @@ class Replicated:
             self.left_out = {}
         self.left_out[index] = (*self.left_out.get(index, ()), ordinal)
 
+    def foretell(self, applied: int, skips: Iterable[Skip]) -> None:
+        """Have of the entries above `applied` what these name be left out, and nothing else."""
+        told = {index: ordinals for index, ordinals in (self.left_out or {}).items() if index <= applied}
+        for one in skips:
+            if one.entry > applied:
+                told[one.entry] = (*told.get(one.entry, ()), one.ordinal)
+        self.left_out = told
+
     def run_guarded(
         self,
         context: Context,
@@ -159,7 +169,7 @@ class Replicated:
         frames = frames_of(entry.data)
         if left_out:
             self.kept = self.kept or MachineState()
-            self.kept.leave_out(entry.index, left_out)
+            self.kept.leave_out(entry.index, left_out, frames)
         for frame in frames if left_out else ():
             if frame.flags & SYSTEM and frame.first in left_out:
                 _on_left_out(self, system_command(frame))
@@ -353,7 +363,7 @@ def _took(effects: list[Effect], applied: Applied) -> bytes:
 def _on_skip(state: Replicated, index: int, ordinal: int) -> bytes:
     """Answer a skip, which itself did its work when its command failed, or was replayed (`quarantine`). Raises
     `AppliedBefore`."""
-    if state.kept is None or (index, ordinal) not in state.kept.skipped:
+    if state.kept is None or not state.kept.was_left_out(index, ordinal):
         raise AppliedBefore(index, ordinal)
     return b""
 

@@ -129,8 +129,8 @@ class Builder:
         self._clocks = clocks
 
     def fresh(self, spec: Spec) -> Member:
-        """Return a member that has nothing yet."""
-        return self.build(spec, None, None, Recovered())
+        """Return a member that has nothing yet. Raises what its machine can't be made for."""
+        return self.build(spec, None, None, Recovered(), fresh=True)
 
     def build(
         self,
@@ -139,6 +139,8 @@ class Builder:
         snapshot_row: SnapshotRow | None,
         recovered: Recovered,
         mend: Mend | None = None,
+        *,
+        fresh: bool = False,
     ) -> Member:
         """Return the member of a checkpoint, a snapshot and what the WAL says on top; with `mend`, one that lost what
         came after that. Raises `Corrupt` when they leave a gap, and `NotRestored`."""
@@ -153,7 +155,7 @@ class Builder:
         except (MemoryError, Busy, NoSpace):
             raise
         except Exception as error:
-            if state is None and snapshot is None:
+            if fresh:
                 raise
             machine = Absent()
             lacking = f"this program has no machine {spec.machine!r} for it ({type(error).__name__}: {error})"

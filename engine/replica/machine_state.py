@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 
 import msgpack
 
+from ..machine import Frame
+
 TIMERS = "@timers"
 APPENDS = "@appends"
 MONITORS = "@monitors"
@@ -22,8 +24,8 @@ STALE_MAX = 64
 
 class MachineState:
     """`timers`: due log time (ms) by name. `appends`: follow-ups not applied yet, by (index, number) of the effect that
-    asked for them. `monitors`: sessions whose end the machine wants to hear of. `skipped`: (index, ordinal) of commands
-    that an operator had left out.
+    asked for them. `monitors`: sessions whose end the machine wants to hear of. `skipped`: frames that an operator
+    had left out, (index, first ordinal, end).
 
     `due` (a heap of timers) and `todo` (follow-ups) are the leader's own: what it has not proposed yet.
     """
@@ -34,7 +36,7 @@ class MachineState:
         self.timers: dict[str, int] = {}
         self.appends: dict[tuple[int, int], bytes] = {}
         self.monitors: set[int] = set()
-        self.skipped: set[tuple[int, int]] = set()
+        self.skipped: set[tuple[int, int, int]] = set()
         self.due: list[tuple[int, str]] = []
         self.todo: list[tuple[int, int]] = []
         self._index = self._number = 0
@@ -81,9 +83,16 @@ class MachineState:
         todo, self.todo = self.todo, []
         return todo
 
-    def leave_out(self, index: int, ordinals: Iterable[int]) -> None:
-        """Note that commands of an entry were left out."""
-        self.skipped |= {(index, ordinal) for ordinal in ordinals}
+    def leave_out(self, index: int, ordinals: Iterable[int], frames: Iterable[Frame]) -> None:
+        """Note that commands of an entry were left out, each with all of its frame."""
+        whole = [(one.first, one.first + one.records) for one in frames]
+        for ordinal in ordinals:
+            spans = [(first, end) for first, end in whole if first <= ordinal < end]
+            self.skipped |= {(index, *span) for span in spans or [(ordinal, ordinal + 1)]}
+
+    def was_left_out(self, index: int, ordinal: int) -> bool:
+        """Return whether a command was left out."""
+        return any(one == index and first <= ordinal < end for one, first, end in self.skipped)
 
     def add_append(self, index: int, command: bytes, leading: bool) -> None:
         """Remember a follow-up of the entry at `index`. Numbers of one index count from 0."""
@@ -97,7 +106,7 @@ class MachineState:
 
     def sections(self) -> dict[str, bytes]:
         """Return, in msgpack, ``[[name, due], ...]``, ``[[index, number, command], ...]``, ``[session, ...]`` and
-        ``[[index, ordinal], ...]``; what is empty has no section."""
+        ``[[index, first, end], ...]``; what is empty has no section."""
         found: dict[str, bytes] = {}
         if self.timers:
             found[TIMERS] = msgpack.packb(list(self.timers.items()))
@@ -122,5 +131,5 @@ class MachineState:
         if MONITORS in sections:
             found.monitors = set(msgpack.unpackb(sections[MONITORS]))
         if SKIPPED in sections:
-            found.skipped = {(index, ordinal) for index, ordinal in msgpack.unpackb(sections[SKIPPED])}
+            found.skipped = {(index, first, end) for index, first, end in msgpack.unpackb(sections[SKIPPED])}
         return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logyard.protocol.errors import GroupStopped, LogyardError, NotLeader, Unknown
+from logyard.protocol.errors import GroupStopped, NotLeader, Unknown
 from logyard.protocol.pending import PendingReply
 
 from ..core import Core
@@ -25,17 +25,16 @@ from .log_time import LogTime
 from .proposals import Admission, ProposalQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..raft.messages import Message
+    from .skips import Skip
 
 RUNNING = "running"
 HALTED = "halted"
 STOPPED = "stopped"
 DELETED = "deleted"
 MENDING = "mending"
-DECIDED_BY_TWO = 3
-"""Of so many voters two are a quorum."""
 ASLEEP = "hibernating"
 """This object stands for nothing any more: the group is a row of `quiesced_table`, or another object since."""
 
@@ -45,14 +44,23 @@ class Halt:
     (records 0: it is not known which), or, if `version` is not 0, a machine that this process does not know.
 
     `scanned`: the entries up to here were searched for a skip of it. `half_built`: nothing is at fault but that its
-    machine could not be built anew, which is tried again. `until`: nothing failed, but the log has a skip at that
-    index, and whether that is committed decides.
+    machine could not be built anew, which is tried again. `undecided`: nothing failed, but the log has a skip of it,
+    and whether that is committed decides. `skips`: those among the entries that were searched.
     """
 
-    __slots__ = ("index", "first", "records", "ordinal", "reason", "version", "scanned", "half_built", "until")
+    __slots__ = (
+        "index", "first", "records", "ordinal", "reason", "version", "scanned", "half_built", "undecided", "skips",
+    )  # fmt: skip
 
     def __init__(
-        self, index: int, first: int, records: int, ordinal: int, reason: str, version: int = 0, until: int = 0
+        self,
+        index: int,
+        first: int,
+        records: int,
+        ordinal: int,
+        reason: str,
+        version: int = 0,
+        undecided: bool = False,
     ) -> None:
         self.index = index
         self.first = first
@@ -62,16 +70,18 @@ class Halt:
         self.version = version
         self.scanned = index
         self.half_built = False
-        self.until = until
+        self.undecided = undecided
+        self.skips: list[Skip] = []
 
     @property
     def place(self) -> str:
         """For people: (index, ordinal)."""
         return f"({self.index}, {self.ordinal if self.records else '?'})"
 
-    def searched(self, index: int) -> None:
-        """Note that the entries up to this one were searched for a skip of it."""
+    def searched(self, index: int, skips: Iterable[Skip]) -> None:
+        """Note that the entries up to this one were searched for a skip of it, and which they have."""
         self.scanned = index
+        self.skips += skips
 
     def built_half(self) -> None:
         """Note that its command is done with, and the machine is to be built anew."""
@@ -201,15 +211,10 @@ class Member(Replicated):
             raise GroupStopped(f"group {self.spec.name!r} is {self.state} on this node: {self.reason}")
 
     def overwritten(self, index: int) -> None:
-        """Forget what waited for entries from `index` on, which another leader's replaced. Where that leader and this
-        member are a quorum they are never committed; else a third one may have them still, lead, and commit them:
-        what replaced them is not committed yet either."""
-        raft = self.raft
-        voters = set() if raft.configuration.joint else {*raft.configuration.voters}
-        error: LogyardError = NotLeader(raft.leader)
-        if len(voters) > DECIDED_BY_TWO or not {raft.leader, raft.node} <= voters:
-            error = Unknown(f"another leader replaced it on node {raft.node}: whether others commit it is not known")
-        self.proposals.fail_proposed(error, index)
+        """Forget what waited for entries from `index` on, which another leader's replaced. They may be committed all
+        the same: what replaced them is neither committed nor, here, on the disk yet."""
+        lost = f"another leader replaced it on node {self.raft.node}: whether others commit it is not known"
+        self.proposals.fail_proposed(Unknown(lost), index)
         self.segments = cut_runs(self.segments, index)
         self.cut_ring(index)
         self.flushed = min(self.flushed, index - 1)

@@ -9,14 +9,13 @@ waits for a newer machine halts in the same way, and nothing but a newer process
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from logyard.protocol.errors import Busy, Corrupt, GroupStopped, NotLeader, Refused
-from logyard.protocol.frame import SYSTEM
 from logyard.protocol.pending import Sink
 
-from ..entry import COMMANDS, Entry, Frame, frames_of, is_guarded, system_command
+from ..entry import COMMANDS, Entry, Frame, frames_of
 from ..machine import Machine
 from ..raft.state import LEADER
 from ..snapshot.format import Snapshot
@@ -24,6 +23,7 @@ from . import snapshot_sections
 from .apply import Unfit, UnknownVersion
 from .member import HALTED, RUNNING, Halt, Member
 from .sessions import CommandFault
+from .skips import in_force, skips_in, undecided
 
 log = logging.getLogger(__name__)
 
@@ -73,20 +73,31 @@ class Quarantine:
         self._load_snapshot = load_snapshot
         self._queue_own = queue_own
 
-    def foresee(self, member: Member, entries: Sequence[Entry]) -> Halt | None:
-        """Note the skips among entries that a start applies: what they name may not fail in this program, and is left
-        out all the same. Return where to halt until it is known whether a skip is committed; None: nowhere."""
-        for index, ordinal in _skips_in(entries):
-            if index >= entries[0].index and not _used(member, index, ordinal):
-                member.leave_out(index, ordinal)
+    def foresee(self, member: Member, entries: Sequence[Entry] = ()) -> Halt | None:
+        """Note the skips in what a start is to apply: what they name may not fail in this program, and is left out all
+        the same. Return where to halt until it is known which of them are committed; None: nowhere. `entries`: those
+        that were read of the log above what is applied; the others are read."""
         raft = member.raft
-        if entries[-1].index == raft.commit < raft.log.last_index:
-            for entry in self._log.log_entries(member, raft.commit + 1, raft.log.last_index, SCAN_BYTES):
-                for index, _ in _skips_in((entry,)):
-                    if entries[0].index <= index <= raft.commit:
-                        reason = f"whether a command of entry {index} is skipped is not known yet (entry {entry.index})"
-                        return Halt(index, 0, 0, -1, reason, until=entry.index)
-        return None
+        skips = list(skips_in(entries))
+        index = entries[-1].index + 1 if entries else raft.applied + 1
+        while index <= raft.log.last_index:
+            entries = self._log.log_entries(member, index, raft.log.last_index, SCAN_BYTES)
+            skips += skips_in(entries)
+            index = entries[-1].index + 1
+        if not skips and not member.left_out:
+            return None
+        member.foretell(raft.applied, in_force([one for one in skips if one.at <= raft.commit]))
+        waits = [one for one in undecided(skips, raft.commit) if raft.applied < one <= raft.commit]
+        if not waits:
+            return None
+        reason = f"whether a command of entry {min(waits)} is skipped is not known yet"
+        return Halt(min(waits), 0, 0, -1, reason, undecided=True)
+
+    def note_skips(self, member: Member, entries: Sequence[Entry]) -> None:
+        """Note the skips among committed entries that are applied together, as whoever catches up does."""
+        skips = list(skips_in(entries))
+        if skips:
+            member.foretell(member.raft.applied, in_force(skips))
 
     def failed(self, again: Again, member: Member, entry: Entry, error: Exception) -> bool:
         """Judge what the machine raised at `entry`. True when committed skips let the entry be applied without what
@@ -120,8 +131,13 @@ class Quarantine:
         """
         halt = member.halt
         assert halt is not None
-        decided = 0 < halt.until <= member.raft.commit
-        if halt.version or not (self._skipped(member, halt) or halt.half_built or decided):
+        if halt.undecided:
+            if self.foresee(member) is not None:
+                return False
+            member.go_on()
+            member.forget_halt()
+            return True
+        if halt.version or not (halt.half_built or self._skipped(member, halt)):
             return False
         try:
             entry = self._log.log_entries(member, halt.index, halt.index, SCAN_BYTES)[0]
@@ -167,12 +183,12 @@ class Quarantine:
         """Return whether a committed skip names what failed; it is then noted in `member.left_out`."""
         commit = member.raft.commit
         while halt.scanned < commit:
-            for entry in self._log.log_entries(member, halt.scanned + 1, commit, SCAN_BYTES):
-                halt.searched(entry.index)
-                for index, ordinal in _skips_in((entry,)):
-                    if halt.covers(index, ordinal) and not _used(member, index, ordinal):
-                        member.leave_out(index, ordinal)
-                        return True
+            entries = self._log.log_entries(member, halt.scanned + 1, commit, SCAN_BYTES)
+            halt.searched(entries[-1].index, skips_in(entries))
+        for one in in_force(halt.skips):
+            if halt.covers(one.entry, one.ordinal) and not _used(member, one.entry, one.ordinal):
+                member.leave_out(one.entry, one.ordinal)
+                return True
         return False
 
     def _diagnose(self, again: Again, member: Member, entry: Entry, error: Exception) -> Halt:
@@ -236,17 +252,6 @@ class Quarantine:
                 member.lead()
         if leading and member.kept is not None:
             member.kept.lead()
-
-
-def _skips_in(entries: Iterable[Entry]) -> Iterator[tuple[int, int]]:
-    """Yield (index, ordinal) of what the skips among entries name."""
-    for entry in entries:
-        if entry.kind == COMMANDS and is_guarded(entry.data):
-            for frame in frames_of(entry.data):
-                if frame.flags & SYSTEM:
-                    name, *arguments = system_command(frame)
-                    if name == "skip":
-                        yield arguments[0], arguments[1]
 
 
 def _used(member: Member, index: int, ordinal: int) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from logyard.engine.entry import COMMANDS, CONFIGURATION, Entry, frames_of, is_guarded, system_command
+from logyard.engine.entry import COMMANDS, CONFIGURATION, Entry
 from logyard.engine.machine import Machine, Release, check_effect
 from logyard.engine.recovery.inspect import Facts, Wal, image_of
 from logyard.engine.recovery.rebuild import Image, log_base
 from logyard.engine.replica import snapshot_sections
 from logyard.engine.replica.apply import REPLICATED, Replicated, UnknownVersion, claims_of, context_of
+from logyard.engine.replica.skips import in_force, skips_in
 from logyard.engine.snapshot.format import Snapshot
 from logyard.engine.types import Spec
 from logyard.machines.kv import KV
@@ -26,7 +27,6 @@ from logyard.machines.registry import create_machine
 from logyard.payloads.homes import Home
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.protocol.errors import BadRequest, Corrupt, LogyardError
-from logyard.protocol.frame import SYSTEM
 
 from .files import Segments, ring_path, segment_path, wal_path
 from .report import DAMAGE, UNKNOWN, Report, lacks, some
@@ -297,33 +297,31 @@ class Replay(Replicated):
     def __init__(self, group: GroupLog, make: MachineFactory = create_machine) -> None:
         super().__init__(group.spec, make(group.spec.machine, group.spec.arguments))
         self._group = group
-        self._make = make
-        self._begin()
-
-    def _begin(self) -> None:
         self.deleted = False
-        if self._group.snapshot is not None:
-            snapshot_sections.restore(self, self._group.snapshot)
+        if group.snapshot is not None:
+            snapshot_sections.restore(self, group.snapshot)
 
     def apply(
         self, entry: Entry, log: Callable[[], Iterator[Entry]]
     ) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
         """Apply an entry of commands; return the ranges of payloads that it releases. `log`: all entries above the
-        snapshot. A command that fails is left out if an operator had it skipped; else this raises `CannotApply`."""
+        snapshot. What an operator had skipped is left out. Raises `CannotApply` for a command that fails."""
         if self.deleted:
             return iter(())
-        while True:
-            try:
-                effects = self._effects(entry)
-            except Corrupt:
-                raise
-            except Exception as error:  # a machine may raise anything
-                self._leave_out(entry, error, log)
-                continue
-            if self.deleted:
-                # With the group all of its payloads went.
-                return iter([((0, 0), (self._group.last + 1, 0))])
-            return (part for effect in effects for part in self._released(effect))
+        if self.left_out is None:
+            # As at a start: what is skipped may not fail in the program that is at hand.
+            self.foretell(-1, in_force(list(skips_in(log()))))
+        try:
+            effects = self._effects(entry)
+        except Corrupt:
+            raise
+        except Exception as error:  # a machine may raise anything
+            cause = error.__cause__ or error
+            raise CannotApply(f"entry {entry.index}: {type(cause).__name__}: {cause}") from error
+        if self.deleted:
+            # With the group all of its payloads went.
+            return iter([((0, 0), (self._group.last + 1, 0))])
+        return (part for effect in effects for part in self._released(effect))
 
     def named(self) -> Iterator[tuple[int, int]]:
         """Yield (first, end) of entries that the state names one by one: each of them has payload."""
@@ -358,24 +356,6 @@ class Replay(Replicated):
     def _delete(self, _: object, index: int) -> bytes:
         self.deleted = True
         return b""
-
-    def _leave_out(self, entry: Entry, error: Exception, log: Callable[[], Iterator[Entry]]) -> None:
-        """Note the next skip of a command of this entry, and come back to where the entry found the machine."""
-        used = (self.left_out or {}).get(entry.index, ())
-        for later in log():
-            if later.index > entry.index and later.kind == COMMANDS and is_guarded(later.data):
-                for frame in frames_of(later.data):
-                    name, *arguments = system_command(frame) if frame.flags & SYSTEM else ("",)
-                    if name == "skip" and arguments[0] == entry.index and arguments[1] not in used:
-                        self.left_out = {**(self.left_out or {}), entry.index: (*used, arguments[1])}
-                        self.begin_anew(self._make(self.spec.machine, self.spec.arguments))
-                        self._begin()
-                        for earlier in log():
-                            if earlier.index < entry.index and earlier.kind == COMMANDS:
-                                self._effects(earlier)
-                        return
-        cause = error.__cause__ or error
-        raise CannotApply(f"entry {entry.index}: {type(cause).__name__}: {cause}") from error
 
 
 def names_entries(machine: Machine) -> bool:

@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, Row] = {
     "snapshot": either(lambda f: words(f.name_of("log"))),
     "compact": either(lambda f: words()),
     "transfer": either(lambda f: words(f.name_of("log"), "--to", f.follower())),
-    "campaign": either(lambda f: words(f.name_of("log"), "--node", 1, "--wait", 0), usual="exit 1"),
+    "campaign": either(lambda f: words(f.name_of("log"), "--node", 1, "--wait", 0), usual="failed"),
     "kv create": either(lambda f: words(f.fresh())),
     "kv put": kv(lambda f: words(f.name_of("kv"), f.key.decode(), f.small.decode()), writes=True, empty=BAD),
     "kv get": kv(lambda f: words(f.name_of("kv"), f.key.decode()), empty=BAD),
@@ -87,7 +87,7 @@ COMMANDS: Mapping[str, Row] = {
     "truncate": log(lambda f: words(f.name_of("log"), "--before", f.offset), largest="out_of_range"),
     "members add": either(lambda f: words(f.spare, "--node", 3)),
     "members remove": either(lambda f: words(f.spare, "--node", 3)),
-    "members promote": either(lambda f: words(f.spare, "--node", 3), usual="exit 1"),
+    "members promote": either(lambda f: words(f.spare, "--node", 3), usual="failed"),
     "members replace": either(lambda f: words(f.spare, "--node", 2, "--with", 3)),
     "drain": either(lambda f: words("--node", 3)),
     "skip": either(lambda f: words(f.name_of("log"), "--index", 1, "--ordinal", 0), usual="refused"),
@@ -105,7 +105,7 @@ COMMANDS: Mapping[str, Row] = {
     "plan pause": no_catalog(),
     "plan resume": no_catalog(),
     "plan cancel": no_catalog(1),
-    "forget": either(lambda f: words("--node", 2), usual="exit 1"),
+    "forget": either(lambda f: words("--node", 2), usual="failed"),
     "delete": either(lambda f: words(f.spare, "--yes")),
 }
 

@@ -30,7 +30,7 @@ async def test_a_machine_of_one_s_own_on_three_nodes(tmp_path: Path) -> None:
             await run.command("w", b"add w%d" % number, b"x" * 10_000)
         with pytest.raises(LogyardError) as caught:
             await run.command("w", b"drop nothing")
-        assert caught.value.code == "unknown"
+        assert caught.value.code == "unknown_name"
         await run.check("w")
         first = await run.leader("w")
         await run.crash(first)

@@ -58,3 +58,23 @@ async def test_a_program_that_can_not_make_a_machine_gives_up_nothing(
         await tell(c, "s", "note", "repaired")
         await same(c)
         assert scribe(c, 1).written("note") == ["0", "1", "2", "behind the snapshot", "repaired"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_nor_of_a_group_that_only_the_wal_knows(tmp_path: Path, count: int) -> None:
+    makes: list[Any] = [scribes]
+    async with cluster(tmp_path, count, machines=lambda *named: makes[0](*named)) as c:
+        await c.create("s", machine="scribe")
+        await tell(c, "s", "note", "young")
+        await c.applied("s")
+        makes[0] = missing
+        for number in c.ids:
+            await c.restart(number)
+        assert all(c.member(number, "s").state == "halted" for number in c.ids)
+        assert all(c.nodes[number].describe("s")["state"] == "halted" for number in c.ids)
+        makes[0] = scribes
+        for number in c.ids:
+            await c.restart(number)
+        await tell(c, "s", "note", "repaired")
+        await same(c)
+        assert scribe(c, 1).written("note") == ["young", "repaired"]

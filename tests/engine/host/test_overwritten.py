@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from logyard.protocol.errors import LogyardError, NotLeader, Unknown
+from logyard.protocol.errors import LogyardError, Unknown
 
 from .cluster import KIB, cluster, payload_books, payload_flush, until
 
@@ -111,11 +111,12 @@ async def test_a_deposed_leader_with_a_longer_log_is_brought_up_by_a_snapshot(tm
         assert [body for _, body in await c.read(1)] == [*before, *after]
 
 
-@pytest.mark.parametrize("count, told", [(3, NotLeader), (5, Unknown)])
-async def test_what_another_leader_replaced_is_refused_only_where_nobody_else_can_commit_it(
-    tmp_path: Path, count: int, told: type[LogyardError]
+@pytest.mark.parametrize("count", [3, 5])
+async def test_of_what_another_leader_replaced_nobody_is_told_that_nothing_comes_of_it(
+    tmp_path: Path, count: int
 ) -> None:
-    """Of five a third one may have it still, and be elected by the other two: what replaced it is not committed yet."""
+    """What replaced it is not committed yet, and not on this node's disk: it may be there again after a power cut, or
+    a third node may have it still, and be elected."""
     async with cluster(tmp_path, count) as run:
         await run.lead(1)
         run.partition(1)
@@ -132,6 +133,6 @@ async def test_what_another_leader_replaced_is_refused_only_where_nobody_else_ca
             await until(lambda: run.member(1).raft.log.last_index > last, "it is proposed")
             await run.append(await run.leader(among=range(2, count + 1)), [(b"", b"committed")])
             run.network.heal()
-        assert type(answers[0]) is told
+        assert type(answers[0]) is Unknown
         await run.applied()
         assert [body for _, body in await run.read(1)] == [b"committed"]

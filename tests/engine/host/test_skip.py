@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from logyard.engine.entry import build_system, encode_system
 from logyard.engine.machine import Batch, Context, Frame, Reject
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.leadership import wait
@@ -193,7 +194,127 @@ async def test_what_was_skipped_stays_out_where_the_program_is_repaired_since(
         assert [note[2] for note in notes if note[1] == "note"] == ["before", "after", "repaired"]
         assert all(c.member(number, "s").state == "running" for number in c.ids)
         sections = [c.member(number, "s").kept for number in c.ids]
-        assert all(one is not None and one.skipped == {(index, 0)} for one in sections)
+        assert all(one is not None and one.skipped == {(index, 0, 1)} for one in sections)
+
+
+async def running(c: Cluster) -> None:
+    """All members of the group run, and have applied what there is: who replays may wait for what is committed."""
+    await until(lambda: all(c.member(number, "s").state == "running" for number in c.ids), "all run")
+    await same(c)
+
+
+async def test_a_skip_that_was_skipped_leaves_out_nothing_at_a_replay(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        await c.lead(1, "s")
+        # As from a leader that was halted at a command that the others' programs had applied.
+        c.system(1).replicas.commands.propose(c.member(1, "s"), "skip", 2, 0, sink=PendingReply())
+        await until(lambda: all(c.member(number, "s").state == "halted" for number in c.ids))
+        halt = c.member(1, "s").halt
+        assert halt is not None
+        await skip(c, halt.index)
+        await tell(c, "s", "note", "after")
+        for number in (2, 3):
+            await c.restart(number)
+        await running(c)
+        assert scribe(c, 2).written("note") == ["before", "after"]
+
+
+async def test_two_skips_of_one_frame_are_one(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, group="", machines=machines) as c:
+        await group(c)
+        member = c.member(1, "s")
+        (frame,) = encode_frame([(b"", None)] * 2, command=command("boom"))
+        c.system(1).replicas.commands.submit(member.uid, memoryview(frame), PendingReply(), 0)
+        await until(lambda: member.state == "halted")
+        assert member.halt is not None
+        async with trio.open_nursery() as nursery:
+            for ordinal in (0, 1):
+                nursery.start_soon(c.nodes[1].skip, "s", member.halt.index, ordinal)
+        await tell(c, "s", "note", "after")
+        assert scribe(c, 1).written("note") == ["before", "after"]
+
+
+async def test_two_skips_of_one_entry_hold_after_all_nodes_were_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        await c.lead(1, "s")
+        for verb in (command("note", "a"), command("boom"), command("note", "b"), command("boom")):
+            (frame,) = encode_frame([(b"", b"body")], command=verb)
+            c.system(1).replicas.commands.submit(c.member(1, "s").uid, memoryview(frame), PendingReply(), 0)
+        await until(lambda: all(c.member(number, "s").state == "halted" for number in c.ids))
+        halt = c.member(1, "s").halt
+        assert halt is not None
+        for number in c.ids:
+            # What is stored of commits is the entry at which they halted.
+            await c.roll(number)
+        with pytest.raises(Unknown):
+            await c.nodes[1].skip("s", halt.index, 1)
+        await c.nodes[1].skip("s", halt.index, 3)
+        await running(c)
+        monkeypatch.setattr(Scribe, "boom", lambda self: None)
+        for number in c.ids:
+            await c.crash(number)
+        for number in c.ids:
+            await c.start(number)
+        await running(c)
+        assert scribe(c, 1).written("note") == ["before", "a", "b"] and not scribe(c, 1).written("boom")
+
+
+async def test_a_skip_far_behind_its_command_is_seen_at_a_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 1, group="", machines=machines) as c:
+        await group(c)
+        member = c.member(1, "s")
+        for verb in [command("boom"), *(command("note", "x" * 1000) for _ in range(20))]:
+            (frame,) = encode_frame([(b"", None)], command=verb)
+            c.system(1).replicas.commands.submit(member.uid, memoryview(frame), PendingReply(), 0)
+        await until(lambda: member.state == "halted")
+        assert member.halt is not None
+        await c.nodes[1].skip("s", member.halt.index, member.halt.ordinal)
+        await tell(c, "s", "note", "after")
+        before = scribe(c, 1).written("note")
+        monkeypatch.setattr(Scribe, "boom", lambda self: None)
+        for module, name in (("applier", "APPLY_BYTES"), ("quarantine", "SCAN_BYTES")):
+            monkeypatch.setattr(f"logyard.engine.replica.{module}.{name}", 4096)
+        await c.restart(1)
+        await running(c)
+        assert scribe(c, 1).written("note") == before
+
+
+async def test_who_waits_whether_a_skip_is_committed_goes_on_when_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        await c.lead(1, "s")
+        index = await blow(c)
+        for number in c.ids:
+            await c.roll(number)
+        c.partition(1)
+        member = c.member(1, "s")
+        for name, *arguments in (("upgrade", 1), ("upgrade", 1), ("skip", index, 0)):
+            at = member.raft.log.last_index
+            member.raft.propose(build_system(at + 1, member.raft.term, 0, [encode_system(name, *arguments)]), True)
+            c.system(1).ready_loop.mark(member)
+            await until(lambda at=at: member.raft.log.stable > at)
+        await c.crash(1)
+        monkeypatch.setattr(Scribe, "boom", lambda self: None)
+        for number in (2, 3):
+            await c.restart(number)
+        # They apply it, and what their next leader has begun with is in the place of the skip.
+        await c.leader("s", among=(2, 3))
+        await until(lambda: all(c.member(number, "s").raft.applied > index for number in (2, 3)))
+        await c.start(1)
+        c.network.heal()
+        await running(c)
+        await c.lead(1, "s")
+        await tell(c, "s", "note", "after")
+        await same(c)
+        assert [note[1] for note in scribe(c, 1).notes] == ["note", "boom", "note"]
 
 
 async def test_a_skip_holds_after_restarts_and_snapshots(tmp_path: Path) -> None:

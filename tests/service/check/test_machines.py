@@ -15,7 +15,7 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.log.meta_rows import STORE
-from logyard.engine.machine import Applied, Context, Machine, PayloadRange, PayloadRef, Reject, Sections
+from logyard.engine.machine import Applied, Context, Machine, OwnReject, PayloadRange, PayloadRef, Reject, Sections
 from logyard.engine.replica import apply
 from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
@@ -100,7 +100,7 @@ class Group:
         try:
             return await self.node.commit(self.member, encode_frame(records, **shape))
         except LogyardError as error:
-            return Reject(error.code, str(error))
+            return OwnReject(error.code, str(error))
 
     async def tell(self, *command: Any, tag: int = 0) -> bytes | Reject:
         """A KV command without payload."""
@@ -538,3 +538,23 @@ def test_a_check_that_applies_less_than_a_member_is_found(tmp_path: Path, name: 
             sound(path)
             return
     raise AssertionError(f"{HISTORIES} histories, and no false alarm")
+
+
+def test_what_was_skipped_stays_out_in_a_repaired_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def life() -> None:
+        async with running(tmp_path, {"name": "picky", "machine": "picky"}) as (system, [group]):
+            await group.say((b"", b"good"), command=b"good")
+            await group.say((b"", b"bad"), command=b"bad")
+            halt = group.member.halt
+            assert halt is not None
+            await system.node.skip("picky", halt.index, halt.ordinal)
+            assert await group.say((b"", b"good"), command=b"good") == b"2"
+
+    trio.run(life)
+
+    def apply(self: Picky, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
+        self.count += 1
+        return Applied(b"%d" % self.count)
+
+    monkeypatch.setattr(Picky, "apply", apply)
+    assert not [one for one in severities(report_of(tmp_path)) if one[0] in (DAMAGE, UNKNOWN)]

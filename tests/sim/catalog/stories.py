@@ -298,7 +298,7 @@ class Dead(Story):
         self.yard.away.add(3)
         self.yard.crash(3)
         self.states[3] = DEAD
-        self.asked = self.change("nodes", "declare_dead", 1, 2, node=3)
+        self.asked = self.change("nodes", "declare_dead", 1, 2, node=3, force=True)
 
     def going_on(self) -> str:
         """Wait until they are elsewhere."""
