@@ -207,6 +207,7 @@ async def test_a_skip_that_was_skipped_leaves_out_nothing_at_a_replay(tmp_path: 
     async with cluster(tmp_path, group="", machines=machines) as c:
         await group(c)
         await c.lead(1, "s")
+        await c.applied("s")
         # As from a leader that was halted at a command that the others' programs had applied.
         c.system(1).replicas.commands.propose(c.member(1, "s"), "skip", 2, 0, sink=PendingReply())
         await until(lambda: all(c.member(number, "s").state == "halted" for number in c.ids))
