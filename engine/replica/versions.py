@@ -64,7 +64,8 @@ class Versions:
         newest = newest_of(member.machine)
         if says(member.machine, "upgrade_on_demand"):
             self.on_demand.add(kind)
-        if self.own.get(kind) != newest:
+        # One that could not be made, for its arguments say, knows no less than the others of its kind.
+        if self.own.get(kind, 0) < newest:
             self.own[kind] = newest
             self._unsaid.update(self._nodes())
 

@@ -186,3 +186,11 @@ async def test_of_a_node_that_is_down_nothing_is_waited_for() -> None:
     with pytest.raises(Refused):
         await bench.versions.require(bench.member, 3)
     assert bench.versions.knows(1, KIND) == 2 and bench.versions.knows(3, KIND) == 0
+
+
+def test_a_machine_that_could_not_be_made_says_nothing_of_its_kind() -> None:
+    bench = Bench()
+    bench.versions.learn(bench.member)
+    bench.machine.version = 1
+    bench.versions.learn(bench.member)
+    assert bench.versions.own == {KIND: 2}
