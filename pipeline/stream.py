@@ -13,7 +13,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -38,8 +38,18 @@ from .opening import KEPT, open_network
 from .options import Options
 from .partitions import ROW_BYTES, cut
 from .sources import RECORD, LogInfo, Reading, Wanted
-from .stream_offsets import Limit, Lost, Position, StreamOffset, advance, between, is_read, parse_offset
-from .topics import as_asked, ended_logs, named_logs, partition_logs, topic_rows
+from .stream_offsets import (
+    Limit,
+    Lost,
+    Position,
+    StreamOffset,
+    advance,
+    between,
+    is_read,
+    parse_offset,
+    without_passed_over,
+)
+from .topics import as_asked, ended_logs, gone_logs, named_logs, partition_logs, topic_rows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -88,6 +98,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._partitions: frozenset[str] = frozenset()
         # Where partitions ended, by name and uid of their log.
         self._ended: dict[tuple[str, int], int] = {}
+        # Of those that are gone: (uid, end) by name, the oldest first.
+        self._gone_logs: dict[str, list[tuple[int, int]]] = {}
         self._topics_after = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,9 +151,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self.options
         since = parse_offset(start)
         seen = self._pinned or self._look()
-        gone = self._gone(since, seen)
+        ended = without_passed_over(self._ended, self._gone_logs, since)
+        gone = self._gone(since, seen, ended)
         self._check_ends(since, seen)
-        end = advance(since, seen.infos, gone, options, self._limit(limit, since, seen.infos), self._ended)
+        end = advance(since, seen.infos, gone, options, self._limit(limit, since, seen.infos), ended)
         self._report = report(end, seen.infos)
         return start if end is since else end.plain()
 
@@ -235,22 +248,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._topics_after = time.monotonic() + THERE_S
             return
         found = partition_logs(rows)
-        self._ended = ended_logs(rows)
+        self._ended, self._gone_logs = ended_logs(rows), gone_logs(rows)
         if not self._partitions.issuperset(found):
             self._partitions = self._partitions.union(found)
             # It has left out what nodes told about them.
             self._table = None
 
-    def _gone(self, since: StreamOffset, seen: Seen) -> set[str]:
+    def _gone(self, since: StreamOffset, seen: Seen, ended: Mapping[tuple[str, int], int]) -> set[str]:
         """Return the logs of `since` that were deleted, for certain: each node has to say so. A partition that ended
-        and was read keeps its place: nothing of it is missing."""
+        (`ended`) and was read keeps its place: nothing of it is missing."""
         if seen.partial or not seen.is_new():
             return seen.gone
         listed, now = {info.name for info in seen.infos}, time.monotonic()
         missing = [
             name for name in sorted(since.logs)
             if name not in listed and self._was_chosen(name) and self._there_until.get(name, now) <= now
-            and not is_read(name, since.logs[name], self._ended)
+            and not is_read(name, since.logs[name], ended)
         ]  # fmt: skip
         if missing:
             # The cluster may have nodes by now that this connection knows nothing of.

@@ -163,6 +163,20 @@ def is_read(name: str, known: Position, ended: Mapping[tuple[str, int], int]) ->
     return end is not None and known.next >= end
 
 
+def without_passed_over(
+    ended: Mapping[tuple[str, int], int], gone: Mapping[str, Sequence[tuple[int, int]]], start: StreamOffset
+) -> dict[tuple[str, int], int]:
+    """Return where partitions ended, without those of `start` whose name another one had since, with records, that is
+    gone as well: of that nothing was read. `gone`: (uid, end) of those that are gone, by name, the oldest first."""
+    passed = set()
+    for name, lives in gone.items():
+        known = start.logs.get(name)
+        uids = [uid for uid, _ in lives]
+        if known is not None and known.uid in uids and any(end for _, end in lives[uids.index(known.uid) + 1 :]):
+            passed.add((name, known.uid))
+    return {one: end for one, end in ended.items() if one not in passed}
+
+
 def advance(
     start: StreamOffset,
     infos: Sequence[LogInfo],

@@ -54,9 +54,9 @@ def run_audit(
     if options.path is not None:
         from .audit_directory import audit_directory, differing, directory_tasks
 
-        for problem in differing(Path(options.path), options):
+        tasks, problems = directory_tasks(Path(options.path), options)
+        for problem in problems + differing(Path(options.path), options):
             summary.problem(problem)
-        tasks = directory_tasks(Path(options.path), options)
         for result in run_tasks(spark, partial(audit_directory, options), tasks):
             summary.add(result)
             progress(result.get("copies", 0))

@@ -17,7 +17,7 @@ from ..network import NODE_PATIENCE_S, NetworkSource
 from ..opening import open_source
 from ..options import Options
 from .digests import MASK
-from .running import Result, bins
+from .running import Result, bins, not_there
 
 STEP_BYTES = 64 << 20
 STEP_S = 120.0
@@ -52,6 +52,7 @@ def cluster_tasks(options: Options) -> tuple[list[ClusterTask], list[str]]:
                 row for row in found if matches(row.name) and (options.names is None or row.name in options.names)
             ]
     members = {(row.uid, row.name): row.members for found in rows.values() for row in found}
+    problems += not_there(options, {name for _, name in members})
     for (uid, name), nodes in sorted(members.items(), key=lambda item: item[0][1]):
         for node in nodes:
             if node in rows and uid not in {row.uid for row in rows[node]}:

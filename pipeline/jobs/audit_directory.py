@@ -26,7 +26,7 @@ from ..directory.reading import StoppedNode, plain_errors
 from ..directory.report import DAMAGE, Report
 from ..directory.source import differences
 from ..options import Options
-from .running import Result, bins
+from .running import Result, bins, not_there
 
 TASKS = 4
 """Bundles of groups for each directory."""
@@ -41,10 +41,12 @@ class DirectoryTask(NamedTuple):
     generation: int = 0
 
 
-def directory_tasks(path: Path, options: Options) -> list[DirectoryTask]:
-    """Return the tasks of each directory. Raises `DirectoryInUse`, `Corrupt` where not even the groups are known."""
+def directory_tasks(path: Path, options: Options) -> tuple[list[DirectoryTask], list[str]]:
+    """Return the tasks of each directory, and what is wrong already: logs that are named and nowhere. Raises
+    `DirectoryInUse`, `Corrupt` where not even the groups are known."""
     matches = re.compile(options.pattern or ".*").fullmatch
     tasks: list[DirectoryTask] = []
+    there: set[str] = set()
     for directory in data_directories(path):
         with StoppedNode(directory) as node:
             facts, marks = node.facts, node.generations.marks
@@ -59,10 +61,11 @@ def directory_tasks(path: Path, options: Options) -> list[DirectoryTask]:
                 (weight + 4096, uid) for uid, weight in weights.items()
                 if matches(facts.name(uid)) and (options.names is None or facts.name(uid) in options.names)
             ]  # fmt: skip
+            there |= {facts.name(uid) for _, uid in chosen}
             tasks += (DirectoryTask(directory, node.node, tuple(uids)) for uids in bins(chosen, TASKS))
             tasks += (DirectoryTask(directory, node.node, generation=number) for number in node.generations.numbers)
             tasks.append(DirectoryTask(directory, node.node))
-    return tasks
+    return tasks, not_there(options, there)
 
 
 def differing(path: Path, options: Options) -> list[str]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import heapq
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from ..options import Options
 
 if TYPE_CHECKING:
     import pyarrow
@@ -51,6 +53,11 @@ def _runner(work: Work[Any], packed: Sequence[bytes]) -> Callable[[Iterator[Any]
                     yield pyarrow.RecordBatch.from_pydict({"result": [json.dumps(result)]})
 
     return run
+
+
+def not_there(options: Options, there: Collection[str]) -> list[str]:
+    """Return what is wrong where logs that are named are nowhere."""
+    return [f"log {name!r} is not there" for name in sorted({*(options.names or ())} - {*there})]
 
 
 def bins(items: Iterable[tuple[int, T]], count: int) -> list[list[T]]:

@@ -179,7 +179,7 @@ class Framing:
             self._held[name] = held
             self._total += size
             if single or self._total > HELD_BYTES:
-                largest = name if single else max(self._held, key=lambda one: self._held[one].size)
+                largest = name if single else max(self._held, key=lambda one: (self._held[one].size, one))
                 full = self._held.pop(largest)
                 self._total -= full.size
                 yield full.take(largest)

@@ -64,6 +64,17 @@ def test_logs_that_are_named_are_audited_alone(cluster: LocalCluster) -> None:
         assert (found["ok"], found["copies"], {row["log"] for row in rows}) == (True, 6, {"one", "two"})
 
 
+def test_a_log_that_is_named_and_nowhere_is_a_problem(cluster: LocalCluster) -> None:
+    spark: Any = Here()
+    named = {"servers": ",".join(cluster.addresses), "subscribe": "one,lost"}
+    found = run_audit(spark, named)
+    assert (found["ok"], found["copies"], found["problems"]) == (False, 3, ["log 'lost' is not there"])
+    cluster.stop()
+    stopped = run_audit(spark, {"path": str(cluster.nodes[1].directory.parent), "subscribe": "one,lost"})
+    cluster.start()
+    assert (stopped["ok"], stopped["problems"]) == (False, ["log 'lost' is not there"])
+
+
 def directory_audit(path: Path) -> dict[str, Any]:
     spark: Any = Here()
     return run_audit(spark, {"path": str(path)})

@@ -11,17 +11,20 @@ from hypothesis import strategies as st
 
 from logyard.pipeline.errors import DataLoss
 from logyard.pipeline.options import STREAM, Options, parse_options
-from logyard.pipeline.sources import LogInfo
+from logyard.pipeline.sources import LogInfo, Wanted
 from logyard.pipeline.stream_offsets import (
     BadOffset,
+    Batch,
     Limit,
     Lost,
     Position,
     StreamOffset,
     advance,
     between,
+    is_read,
     parse_offset,
     share,
+    without_passed_over,
 )
 
 
@@ -227,3 +230,18 @@ def test_batches_cover_every_record_once(data: st.DataObject) -> None:
     for name, first, end in spans(offset, last):
         seen.setdefault(name, []).extend(range(first, end))
     assert seen == {name: list(range(end)) for name, end in ends.items() if end}
+
+
+def test_a_partition_that_came_and_went_under_the_name_of_one_that_was_read_is_a_loss_or_a_row() -> None:
+    """Its number was used twice between two triggers: 1 was read, 2 is gone unread, 3 is there, or nothing."""
+    start = StreamOffset({"t.1": Position(1, 8)})
+    ended, gone = {("t.1", 1): 8, ("t.1", 2): 5}, {"t.1": [(1, 8), (2, 5)]}
+    assert without_passed_over(ended, {"t.1": [(1, 8), (2, 0)]}, start) == ended, "nothing was in it"
+    assert without_passed_over(ended, {"t.1": [(2, 5), (1, 8)]}, start) == ended, "that was before"
+    left = without_passed_over(ended, gone, start)
+    assert left == {("t.1", 2): 5} and not is_read("t.1", start.logs["t.1"], left)
+    new = info("t.1", 4, uid=3)
+    with pytest.raises(DataLoss, match=r"t\.1"):
+        advance(start, [new], set(), asked(), None, left)
+    end = advance(start, [new], set(), asked(failOnDataLoss="false"), None, left)
+    assert between(start, end) == Batch([Wanted("t.1", 3, 0, 4)], [Lost("t.1", 8)])
