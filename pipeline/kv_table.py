@@ -279,10 +279,10 @@ class KvStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_identity(self._parse().group, start.get("uid", 0), uid, since)
         if newest < since and not start.get("initial"):
             raise older(self._parse().group, newest, since)
-        if newest <= since:
+        if newest < since or (newest == since and not start.get("initial")):
             return start
         found = {"v": VERSION, "machine": "kv", "uid": uid, "revision": newest}
-        return {**found, "first": since} if start.get("initial") else found
+        return {**found, "first": since} if start.get("initial") and newest > since else found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the task; what an initial start says counts for nothing."""

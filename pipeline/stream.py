@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +156,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_ends(since, seen)
         end = advance(since, seen.infos, gone, options, self._limit(limit, since, seen.infos), ended)
         self._report = report(end, seen.infos)
-        return start if end is since else end.plain()
+        # An end is no start of a new query: what is missing behind it is missed.
+        return start if end is since and not since.initial else replace(end, initial=False).plain()
 
     def reportLatestOffset(self) -> dict[str, int] | None:
         """Return how many logs and records there are, and how far the last batch is behind them."""

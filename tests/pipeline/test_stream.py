@@ -483,3 +483,27 @@ def test_what_is_wrong_with_the_options_is_said_when_the_stream_begins(cluster: 
         with pytest.raises(ValueError, match=r"^endingOffsets: a stream has no end"):
             ask()
     reader.stop()
+
+
+def test_a_log_that_goes_while_a_query_has_read_nothing_yet_is_a_loss_or_a_gap(
+    cluster: LocalCluster, yard: Yard, tmp_path: Path
+) -> None:
+    yard.create_many(["quiet"])
+    tables = {"true": Table(), "false": Table()}
+    queries = {
+        fail: PlainQuery(
+            tmp_path / fail, given(cluster, subscribePattern="quiet.*", newLogs="latest", failOnDataLoss=fail), table
+        )
+        for fail, table in tables.items()
+    }
+    for query in queries.values():
+        query.trigger()
+    yard.log("quiet").append(b"never read", None)
+    yard.delete("quiet")
+    reach(lambda: not any(row["name"] == "quiet" for row in yard.list()))
+    with pytest.raises(DataLoss, match="quiet"):
+        for _ in range(5):
+            queries["true"].trigger()
+    for _ in range(5):
+        queries["false"].trigger()
+    assert tables["false"].gaps() == [("quiet", 0, None)]
