@@ -116,7 +116,7 @@ class Sink:
         if self.options.guarantee == LEAST:
             return self._write_plain(batches, writing)
         own, _ = self.begin(writing)
-        taken = own.take_up(writing.batch, writing.query, writing.run)
+        taken = own.take_up(writing.batch, writing.query, writing.run, self.options.guarantee)
         if taken is None:
             # It was committed, and Spark does not remember.
             return Written(writing)
@@ -218,14 +218,14 @@ class Sink:
         writing = next((one.writing for one in written), Writing(batch))
         own, state = self.begin(writing)
         if self.options.guarantee == DIRECT:
-            taken = own.take_up(batch, writing.query, writing.run)
+            taken = own.take_up(batch, writing.query, writing.run, self.options.guarantee)
             at("before-done")
             return own.finish(batch) if taken is not None else own.load()
         ranges = tuple(merged(chunk for one in written for chunk in one.ranges))
         if batch > state.batch or state.ranges is None:
             self._check(ranges)
         at("before-commit")
-        state = own.store(batch, writing.query, writing.run, ranges)
+        state = own.store(batch, writing.query, writing.run, self.options.guarantee, ranges)
         if batch <= state.done:
             return state
         at("after-manifest")
@@ -355,8 +355,8 @@ def told(sink: str, log: str, error: LogyardError) -> LogyardError:
     if error.code == "sequence_differs":
         return SinkError(
             f"{sink}: log {log!r} has other rows of this batch already ({error}): its source is not pure, or it was "
-            "cut otherwise (minPartitions, maxPartitionRows: put them back until this batch is done); "
-            f"deliveryGuarantee={ONCE} needs nothing of its source",
+            "cut otherwise (minPartitions, maxPartitionRows: put them back until this batch is done); from the next "
+            f"batch on deliveryGuarantee={ONCE} needs nothing of its source",
             code="sequence_differs",
         )
     if error.code == "fenced":

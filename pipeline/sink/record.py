@@ -68,7 +68,7 @@ class Stored(NamedTuple):
 class State:
     """What the sink's log says. `batch`: the newest batch of which there is anything, `done` the newest that is
     finished. `runs`: who wrote to it, the newest last. `ranges`: of the manifest, None unless `batch` has one that is
-    not done. `at`: the log's end."""
+    not done. `at`: the log's end. `guarantee`: that of `batch`, "" where an earlier build began it."""
 
     at: int
     incarnation: int
@@ -79,11 +79,12 @@ class State:
     ranges: tuple[Stored, ...] | None = None
     cut: Cut = CUT
     stages: int = 8
+    guarantee: str = ""
 
     def packed(self, kind: str) -> bytes:
         """Return the record of that kind that leads to this state."""
         ranges = None if self.ranges is None else pack_ranges(self.ranges)
-        rest = [self.query, self.batch, self.done, list(self.runs), ranges, list(self.cut), self.stages]
+        rest = [self.query, self.batch, self.done, list(self.runs), ranges, list(self.cut), self.stages, self.guarantee]
         packed: bytes = msgpack.packb([FORMAT, kind, self.incarnation, *rest])
         return packed
 
@@ -106,12 +107,12 @@ def read_state(record: Record) -> State:
     found = msgpack.unpackb(bytes(record.payload or b""))
     if not isinstance(found, list) or not found or found[0] != FORMAT:
         raise SinkError(f"the sink's log has a record of format {found[0] if found else None}, not {FORMAT}: update")
-    _, kind, incarnation, query, batch, done, runs, ranges, cut, stages = found
+    _, kind, incarnation, query, batch, done, runs, ranges, cut, stages, *more = found
     return State(
         record.offset + 1,
         # The log's own time, which the writer of the first record did not know.
         record.timestamp if kind == RESET and not incarnation else incarnation,
-        query, batch, done, tuple(runs), None if ranges is None else unpack_ranges(ranges), Cut(*cut), stages,
+        query, batch, done, tuple(runs), None if ranges is None else unpack_ranges(ranges), Cut(*cut), stages, *more,
     )  # fmt: skip
 
 
@@ -201,18 +202,19 @@ class SinkLog:
 
         return self.update(RESET, change)
 
-    def take_up(self, batch: int, query: str, run: str) -> State | None:
+    def take_up(self, batch: int, query: str, run: str, guarantee: str) -> State | None:
         """Note that a run writes a batch; return the state, None when that batch is done already. Raises `Fenced` when
-        a later run took it up, `SinkError` when this is no batch of this sink's query."""
+        a later run took it up, `SinkError` when this is no batch of this sink's query, or was begun with another
+        `guarantee`: its rows lie elsewhere, under other numbers."""
 
         def change(state: State) -> State | None:
-            taken = self._taken(state, batch, query, run)
+            taken = self._taken(state, batch, query, run, guarantee)
             return None if taken == state else taken
 
         state = self.update(RUN, change)
         return None if batch <= state.done else state
 
-    def _taken(self, state: State, batch: int, query: str, run: str) -> State:
+    def _taken(self, state: State, batch: int, query: str, run: str, guarantee: str) -> State:
         """Return the state in which `run` has the batch: the same one if it has it, or if the batch is done. A commit
         without tasks does not know its run ("")."""
         check_batch(self.name, state, batch, query)
@@ -229,18 +231,23 @@ class SinkLog:
             return state
         if batch < state.batch:
             raise Fenced(f"{self.name}: batch {batch} is past, the sink is at {state.batch}")
+        if batch == state.batch and state.guarantee not in ("", guarantee):
+            raise SinkError(
+                f"{self.name}: batch {batch} was begun with deliveryGuarantee={state.guarantee}: put that back until "
+                "it is done, or its rows may be there twice"
+            )
         if run and state.runs[-1:] != (run,):
             state = replace(state, runs=(*state.runs, run)[-RUNS_KEPT:])
         if batch > state.batch:
-            state = replace(state, query=query or state.query, batch=batch, ranges=None)
+            state = replace(state, query=query or state.query, batch=batch, ranges=None, guarantee=guarantee)
         return state
 
-    def store(self, batch: int, query: str, run: str, ranges: tuple[Stored, ...]) -> State:
+    def store(self, batch: int, query: str, run: str, guarantee: str, ranges: tuple[Stored, ...]) -> State:
         """Store the manifest of a batch, unless one stands: then that one counts. Return the state with it, or with
         the batch done. Raises `Fenced` as `take_up`."""
 
         def change(state: State) -> State | None:
-            taken = self._taken(state, batch, query, run)
+            taken = self._taken(state, batch, query, run, guarantee)
             if batch > state.done and taken.ranges is None:
                 taken = replace(taken, ranges=ranges)
             # A manifest that an earlier commit stored is what will be there.

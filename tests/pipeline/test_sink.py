@@ -322,6 +322,28 @@ def test_a_stage_refuses_limits_on_what_it_keeps(cluster: LocalCluster, yard: Ya
         yard.log(f"sink-{query.number}.stage-0").retain(records=1)
 
 
+def test_a_batch_is_done_with_the_guarantee_that_it_was_begun_with(
+    cluster: LocalCluster, yard: Yard, crashing: Callable[[str, int], None]
+) -> None:
+    """Each writes under numbers of its own: what the first one wrote would be there twice."""
+    for guarantee, other in (BOTH, BOTH[::-1]):
+        query = Query(cluster, guarantee)
+        rows: list[list[Row]] = [[(query.log(name), b"%d" % number, b"x") for number in range(5)] for name in "ab"]
+        crashing("before-done", 1)
+        with pytest.raises(Crash):
+            query.do(0, rows)
+        query.restart()
+        query.given["deliveryGuarantee"] = other
+        with pytest.raises(SinkError, match=f"was begun with deliveryGuarantee={guarantee}:"):
+            query.do(0, rows)
+        query.given["deliveryGuarantee"] = guarantee
+        query.do(0, rows)
+        query.given["deliveryGuarantee"] = other
+        more: list[list[Row]] = [[(query.log("a"), b"more", b"y")]]
+        query.do(1, more)
+        check(yard, [rows, more])
+
+
 def test_a_source_that_is_not_pure_is_sound_in_stages_and_refused_where_it_is_written_at_once(
     cluster: LocalCluster, yard: Yard, crashing: Callable[[str, int], None]
 ) -> None:
