@@ -591,7 +591,8 @@ class Topic:
         what stands in the way of it, if it is `late`."""
         try:
             self.yard.create_many([one.log for one in new], members=row.members or None)
-        except Refused:
+        except (GroupExists, Refused):
+            # A node that was away has the former one still, until others tell it.
             if late or not any(one.born for one in new):
                 raise
             return False

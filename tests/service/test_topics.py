@@ -586,6 +586,25 @@ async def test_a_log_that_was_made_while_a_node_had_the_former_one_is_made_again
     assert {(await topic.send(b"%d" % number)).partition for number in range(64)} == {0, 1, 2, 3}
 
 
+async def test_a_number_is_used_again_although_a_node_that_was_away_has_its_former_log(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = yard.topic("orders")
+    await topic.create(2)
+    await topic.shrink(1)
+    kind, refused = type(topic.yard), list[Any]()
+    create = kind.create_many
+
+    async def has_it(self: Any, names: Any, **more: Any) -> Any:
+        if len(refused) < 2:
+            refused.append(names)
+            raise GroupExists("node 3: the name 'orders.1' is taken")
+        return await create(self, names, **more)
+
+    monkeypatch.setattr(kind, "create_many", has_it)
+    assert [one.number for one in (await topic.grow(2)).live] == [0, 1] and len(refused) == 2
+
+
 class Load:
     """A producer that numbers the records of each key, and one group's loop that reads them."""
 
