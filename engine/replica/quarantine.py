@@ -168,8 +168,9 @@ class Quarantine:
         if halt.version:
             name, reason = member.spec.name, halt.reason
             raise Refused(f"group {name!r} waits for another program, no command is at fault: {reason}")
-        if halt.half_built:
-            raise Refused(f"group {member.spec.name!r} goes on by itself when its machine is built anew")
+        if halt.half_built or halt.undecided:
+            until = "its machine is built anew" if halt.half_built else "it is known what was skipped"
+            raise Refused(f"group {member.spec.name!r} goes on by itself when {until}")
         if not halt.covers(index, ordinal):
             raise Refused(f"group {member.spec.name!r} is halted at command {halt.place}, not at ({index}, {ordinal})")
         self._queue_own(member, "skip", index, ordinal, sink=sink)

@@ -14,6 +14,7 @@ from logyard.engine.entry import build_system, encode_system
 from logyard.engine.machine import Batch, Context, Frame, Reject
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.leadership import wait
+from logyard.engine.replica.member import Halt
 from logyard.protocol.errors import Busy, GroupStopped, LogyardError, NotLeader, Refused, Unknown
 from logyard.protocol.frame import encode_frame
 from logyard.protocol.pending import PendingReply
@@ -316,6 +317,17 @@ async def test_who_waits_whether_a_skip_is_committed_goes_on_when_it_is_replaced
         await tell(c, "s", "note", "after")
         await same(c)
         assert [note[1] for note in scribe(c, 1).notes] == ["note", "boom", "note"]
+
+
+async def test_who_waits_whether_a_skip_is_committed_takes_no_other(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, group="", machines=machines) as c:
+        await group(c)
+        member = c.member(1, "s")
+        last = member.raft.log.last_index
+        member.suspend(Halt(last, 0, 0, -1, "not known yet", undecided=True))
+        with pytest.raises(Refused, match="goes on by itself when it is known"):
+            await c.nodes[1].skip("s", last, 0)
+        assert member.raft.log.last_index == last, "nothing was proposed"
 
 
 async def test_a_skip_holds_after_restarts_and_snapshots(tmp_path: Path) -> None:
