@@ -30,6 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from logyard.client.log import latest_call
 from logyard.client.session import backoff
 from logyard.protocol.errors import LogyardError
+from logyard.protocol.topics import Ended, Topic
 
 from .errors import DataLoss, OptionError
 from .log_table import LogTable
@@ -45,11 +46,13 @@ from .stream_offsets import (
     StreamOffset,
     advance,
     between,
+    came_and_went,
     is_read,
     parse_offset,
+    unread,
     without_passed_over,
 )
-from .topics import as_asked, ended_logs, gone_logs, named_logs, partition_logs, topic_rows
+from .topics import as_asked, ended_logs, partition_logs, topic_rows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -98,8 +101,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._partitions: frozenset[str] = frozenset()
         # Where partitions ended, by name and uid of their log.
         self._ended: dict[tuple[str, int], int] = {}
-        # Of those that are gone: (uid, end) by name, the oldest first.
-        self._gone_logs: dict[str, list[tuple[int, int]]] = {}
+        # Of those that are gone: (name, uid, end) by topic, the oldest first.
+        self._gone_logs: dict[str, tuple[Ended, ...]] = {}
         self._topics_after = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,12 +138,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins. Raises `OptionError`, `DataLoss`."""
-        names = named_logs(self.options, self.source)
+        names = self.options.names
+        if self.options.topics is not None:
+            rows = topic_rows(self.source.yard, self.options.topics)
+            self._note_ended(rows)
+            names = partition_logs(rows)
         infos = self.source.survey(names, self.options.pattern).infos
         check_named(self.options, infos, names)
         times = starting_times(self.options, infos)
         firsts = first_offsets(self.options, infos, self.source.offsets_at(times) if times else {})
-        return StreamOffset({info.name: Position(info.uid, firsts[info.name]) for info in infos}, initial=True).plain()
+        logs = {info.name: Position(info.uid, firsts[info.name]) for info in infos}
+        return StreamOffset(logs, initial=True, gone=self._newest_gone()).plain()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Pin the ends: what is appended from now on is not read by this run."""
@@ -155,9 +163,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gone = self._gone(since, seen, ended)
         self._check_ends(since, seen)
         end = advance(since, seen.infos, gone, options, self._limit(limit, since, seen.infos), ended)
+        lost = came_and_went(self._gone_logs, since) if options.new_logs != "latest" else []
+        if lost and options.fail:
+            raise unread(lost[0])
         self._report = report(end, seen.infos)
+        if end is since and not since.initial and not lost:
+            return start
         # An end is no start of a new query: what is missing behind it is missed.
-        return start if end is since and not since.initial else replace(end, initial=False).plain()
+        return replace(end, initial=False, gone=self._newest_gone(), lost=tuple(lost)).plain()
 
     def reportLatestOffset(self) -> dict[str, int] | None:
         """Return how many logs and records there are, and how far the last batch is behind them."""
@@ -249,11 +262,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._topics_after = time.monotonic() + THERE_S
             return
         found = partition_logs(rows)
-        self._ended, self._gone_logs = ended_logs(rows), gone_logs(rows)
+        self._note_ended(rows)
         if not self._partitions.issuperset(found):
             self._partitions = self._partitions.union(found)
             # It has left out what nodes told about them.
             self._table = None
+
+    def _note_ended(self, rows: Sequence[Topic]) -> None:
+        self._ended, self._gone_logs = ended_logs(rows), {row.name: row.ended for row in rows}
+
+    def _newest_gone(self) -> dict[str, int] | None:
+        """Return by topic the uid of the newest partition that is gone (0: none); None where no topics are read."""
+        if self.options.topics is None:
+            return None
+        return {topic: lives[-1].uid if lives else 0 for topic, lives in self._gone_logs.items()}
 
     def _gone(self, since: StreamOffset, seen: Seen, ended: Mapping[tuple[str, int], int]) -> set[str]:
         """Return the logs of `since` that were deleted, for certain: each node has to say so. A partition that ended

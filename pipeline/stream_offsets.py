@@ -5,7 +5,8 @@ was ever seen. A log that was met in that very batch has a third number, its fir
 follows from its two offsets alone, and a batch that is repeated reads the same; a fourth one is the uid of the log of
 that name that was read to its end before, a topic's partition that was taken away. A query's very first offset, which
 is asked for again and again, is marked as ``initial``: its first batch has the third number for each log (decision
-0030). Used by `stream`.
+0030). ``"gone": {TOPIC: uid}`` says up to which partition that is gone each topic was looked at, ``"lost": [NAME]``
+which partitions came and went in that very batch, unread. Used by `stream`.
 """
 
 from __future__ import annotations
@@ -46,18 +47,26 @@ class Position(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
     """A place in the stream. `turn`: the log that was the last to take part in a limited batch. `initial`: where a new
-    query begins, which may be elsewhere when Spark asks once more."""
+    query begins, which may be elsewhere when Spark asks once more. `gone`: by topic the uid of the newest partition
+    that was gone then (0: none); None where no topics are read, and of earlier builds. `lost`: partitions that came
+    and went in this batch before anything of them was read."""
 
     logs: Mapping[str, Position] = field(default_factory=dict)
     turn: str = ""
     initial: bool = False
+    gone: Mapping[str, int] | None = None
+    lost: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """Return what Spark stores as JSON."""
         logs = {
             name: [one.uid, one.next] if one.first is None else one.plain() for name, one in self.logs.items()
         }  # fmt: skip
-        marked = {"initial": True} if self.initial else {}
+        marked: dict[str, Any] = {"initial": True} if self.initial else {}
+        if self.gone is not None:
+            marked["gone"] = self.gone
+        if self.lost:
+            marked["lost"] = list(self.lost)
         return {"v": VERSION, **marked, "turn": self.turn, "logs": logs}
 
 
@@ -74,7 +83,8 @@ def parse_offset(value: Any) -> StreamOffset:
             "logyard that wrote it, or start the query with a new checkpointLocation and startingOffsets"
         )
     logs, turn = value.get("logs"), value.get("turn", "")
-    if not isinstance(logs, dict) or not isinstance(turn, str):
+    gone, lost = value.get("gone"), value.get("lost", [])
+    if not isinstance(logs, dict) or not isinstance(turn, str) or not _are_partitions(gone, lost):
         raise _damaged(value)
     found: dict[str, Position] = {}
     for name, one in logs.items():
@@ -85,7 +95,13 @@ def parse_offset(value: Any) -> StreamOffset:
             found[name] = Position(*one)
         else:
             raise _damaged(one)
-    return StreamOffset(found, turn, value.get("initial") is True)
+    return StreamOffset(found, turn, value.get("initial") is True, gone, tuple(lost))
+
+
+def _are_partitions(gone: Any, lost: Any) -> bool:
+    """Return whether that is what an offset says of partitions that are gone."""
+    known = gone is None or (isinstance(gone, dict) and all(type(uid) is int for uid in gone.values()))
+    return known and isinstance(lost, list) and all(isinstance(name, str) for name in lost)
 
 
 def _met_here(one: Any) -> bool:
@@ -145,6 +161,7 @@ def between(start: StreamOffset, end: StreamOffset) -> Batch:
         if first < one.next:
             ranges.append(Wanted(name, one.uid, first, one.next))
     lost += [Lost(name, start.logs[name].next) for name in sorted(start.logs.keys() - end.logs.keys())]
+    lost += [Lost(name, 0) for name in end.lost]
     return Batch(ranges, lost)
 
 
@@ -164,17 +181,35 @@ def is_read(name: str, known: Position, ended: Mapping[tuple[str, int], int]) ->
 
 
 def without_passed_over(
-    ended: Mapping[tuple[str, int], int], gone: Mapping[str, Sequence[tuple[int, int]]], start: StreamOffset
+    ended: Mapping[tuple[str, int], int], gone: Mapping[str, Sequence[tuple[str, int, int]]], start: StreamOffset
 ) -> dict[tuple[str, int], int]:
     """Return where partitions ended, without those of `start` whose name another one had since, with records, that is
-    gone as well: of that nothing was read. `gone`: (uid, end) of those that are gone, by name, the oldest first."""
+    gone as well: of that nothing was read. `gone`: by topic (name, uid, end) of those that are gone, the oldest
+    first."""
     passed = set()
-    for name, lives in gone.items():
-        known = start.logs.get(name)
-        uids = [uid for uid, _ in lives]
-        if known is not None and known.uid in uids and any(end for _, end in lives[uids.index(known.uid) + 1 :]):
-            passed.add((name, known.uid))
+    for lives in gone.values():
+        met: set[str] = set()
+        for name, uid, end in lives:
+            known = start.logs.get(name)
+            if known is not None and known.uid == uid:
+                met.add(name)
+            elif known is not None and end and name in met:
+                passed.add((name, known.uid))
     return {one: end for one, end in ended.items() if one not in passed}
+
+
+def came_and_went(gone: Mapping[str, Sequence[tuple[str, int, int]]], start: StreamOffset) -> list[str]:
+    """Return the names of partitions that came after `start` and are gone, with records, and of which `start` knows
+    none. `gone`: by topic (name, uid, end) of those that are gone, the oldest first."""
+    found: set[str] = set()
+    for topic, lives in gone.items():
+        newest = (start.gone or {}).get(topic)
+        if newest is None:
+            continue
+        uids = [uid for _, uid, _ in lives]
+        new = lives[uids.index(newest) + 1 :] if newest in uids else lives
+        found |= {name for name, _, end in new if end and name not in start.logs}
+    return sorted(found)
 
 
 def advance(
@@ -246,7 +281,12 @@ def advance(
                 logs[name] = logs[name]._replace(first=begin)
     for name, (first, uid) in after.items():
         logs[name] = logs[name]._replace(first=first, after=uid)
-    return StreamOffset(logs, turn)
+    return StreamOffset(logs, turn, gone=start.gone)
+
+
+def unread(name: str) -> DataLoss:
+    """Return the error for a partition that came and went."""
+    return _deleted(name, 0, "it came and went between two triggers; records")
 
 
 def _deleted(name: str, following: int, what: str) -> DataLoss:

@@ -63,15 +63,6 @@ def ended_logs(rows: Iterable[Topic]) -> dict[tuple[str, int], int]:
     return found
 
 
-def gone_logs(rows: Iterable[Topic]) -> dict[str, list[tuple[int, int]]]:
-    """Return (uid, end) of the logs of partitions that are gone, by name, the oldest first."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for row in rows:
-        for one in row.ended:
-            found.setdefault(one.log, []).append((one.uid, one.end))
-    return found
-
-
 def as_asked(batches: Iterator[pyarrow.RecordBatch], options: Options) -> Iterator[pyarrow.RecordBatch]:
     """Return what was read with the columns that the options ask for."""
     return batches if options.topics is None else with_keys(batches, options.payloads)

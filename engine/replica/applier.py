@@ -85,11 +85,13 @@ class Applier:
         try:
             if member.state != RUNNING and (member.state == DELETED or not self._quarantine.resume(self, member)):
                 return
-            halt, replays = None, raft.applied < member.replayed
+            halt, replays, foreseen = None, raft.applied < member.replayed, False
             while raft.applied < raft.commit:
                 entries = self._log.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES)
                 if replays:
-                    halt, replays = self._quarantine.foresee(member, entries), False
+                    # Once: it sees all that there is, and so what later batches of this turn have.
+                    if not foreseen:
+                        halt, foreseen = self._quarantine.foresee(member, entries), True
                 elif len(entries) > 1:
                     self._quarantine.note_skips(member, entries)
                 for entry in entries:

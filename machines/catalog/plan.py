@@ -19,6 +19,8 @@ from .section import At, Table
 KINDS = ("replace", "add", "remove", "lead")
 MOVES_MAX = 4096
 ENDED_MAX = 256
+REFUSED = "refused: "
+"""How the outcome of a move begins whose target does not do what it is to."""
 
 
 class Move(NamedTuple):

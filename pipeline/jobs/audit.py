@@ -46,8 +46,9 @@ def run_audit(
     rows: Callable[[Result], object] = lambda row: None,
 ) -> dict[str, Any]:
     """Audit the logs that the data source's options `given` name (a cluster), or everything in a directory. Returns
-    plain figures; `ok`: nothing is missing, damaged or in disagreement. `progress` counts copies; `rows` gets the row
-    of each copy."""
+    plain figures; `ok`: nothing is missing, damaged or in disagreement. `warnings`: of a directory, what the next start
+    puts right (one of two copies that is damaged, say), and what can't be judged. `progress` counts copies;
+    `rows` gets the row of each copy."""
     named = any(name.lower() in ("subscribe", "assign") for name in given)
     options = parse_options(given if named else {"subscribePattern": ".*", **given})
     summary = Summary(rows)
@@ -78,6 +79,8 @@ class Summary:
         self.total = Total()
         self.problems: list[str] = []
         self.count = 0
+        self.warnings: list[str] = []
+        self.warning_count = 0
         self.orphaned = 0
         self.worker_peak = 0
         self.files: dict[str, dict[str, int]] = {}
@@ -96,6 +99,9 @@ class Summary:
         """Add one copy of a log, or a file of a directory."""
         for text in row["problems"]:
             self.problem(text)
+        warnings = row.get("warnings", [])
+        self.warning_count += len(warnings)
+        self.warnings += warnings[: SHOWN - len(self.warnings)]
         self.worker_peak = max(self.worker_peak, row.get("peak", 0))
         self.orphaned += row.get("orphaned", 0)
         for path, (live, stored) in row.get("files", {}).items():
@@ -128,6 +134,7 @@ class Summary:
         return {
             "ok": not self.count, **self.total._asdict(), "orphaned_bytes": self.orphaned,
             "amplification": _ratio(self.total), "problems": self.problems, "problem_count": self.count,
+            "warnings": self.warnings, "warning_count": self.warning_count,
             "nodes": {
                 node: {**total._asdict(), "amplification": _ratio(total)}
                 for node, total in sorted(self._nodes.items())

@@ -100,12 +100,14 @@ def audit_directory(options: Options, task: DirectoryTask) -> Iterator[Result]:
 
 
 def _row(task: DirectoryTask, report: Report, first: int, **more: object) -> Result:
-    problems = [
-        f"{task.directory} (node {task.node}): {finding['group']} {finding['path']}: {finding['message']}"
-        for finding in report.findings[first:] if finding["severity"] == DAMAGE
-    ]  # fmt: skip
+    told: dict[bool, list[str]] = {True: [], False: []}
+    for finding in report.findings[first:]:
+        text = f"{task.directory} (node {task.node}): {finding['group']} {finding['path']}: {finding['message']}"
+        told[finding["severity"] == DAMAGE].append(text)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"node": task.node, "copies": 0, "problems": problems, "peak": peak, **more}
+    return {
+        "node": task.node, "copies": 0, "problems": told[True], "warnings": told[False], "peak": peak, **more
+    }  # fmt: skip
 
 
 def _files(task: DirectoryTask, facts: Facts, report: Report) -> Result:

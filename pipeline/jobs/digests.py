@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_128_intdigest
 
-from ..offsets import resolve
+from ..offsets import check_named, ending_times, resolve, starting_times
 from ..opening import open_source
 from ..options import Options, parse_options
 from ..sources import RECORD, Wanted
@@ -76,13 +76,18 @@ def runs_of(batch: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBat
 
 
 def ranges_of(options: Options) -> tuple[list[Any], list[tuple[int, Wanted]]]:
-    """Return the logs that options name, and (weight, range) of what is to be read of each."""
+    """Return the logs that options name, and (weight, range) of what is to be read of each. Raises as `resolve`."""
     from ..network import preferred
 
     with closing(open_source(options)) as source:
-        infos = list(source.logs(named_logs(options, source), options.pattern))
+        names = named_logs(options, source)
+        infos = list(source.logs(names, options.pattern))
+        check_named(options, infos, names)
+        starts, ends = starting_times(options, infos), ending_times(options, infos)
+        found_starts = source.offsets_at(starts) if starts else {}
+        found_ends = source.offsets_at(ends) if ends else {}
     sizes = {info.name: info.bytes // max(1, info.end - info.start) for info in infos}
-    ranges = resolve(options, infos, {}, {}, preferred)
+    ranges = resolve(options, infos, found_starts, found_ends, preferred)
     return infos, [((one.end - one.first) * (sizes[one.log] + ROW_BYTES), one) for one in ranges]
 
 

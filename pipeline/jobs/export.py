@@ -1,8 +1,8 @@
 """Export: logs to Parquet, one directory a log, with a manifest that proves that nothing is missing.
 
 Tasks write their files themselves, so no payload goes through the JVM. Every payload is read and checked against its
-stored hash. Run again after it was killed, an export goes on: the ranges are those of its plan, and parts that are
-there whole are not read again.
+stored hash. Run again after it was killed, an export goes on: the ranges are those of its plan, and parts that
+are there whole, by their hashes, are not read from the logs again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..opening import open_source
 from ..options import Options, parse_options
 from ..schema import arrow_schema
 from ..sources import LogSource, Wanted
-from .digests import ROW_BYTES, TASK_BYTES, TASKS_LEAST, Digest, digest_of, ranges_of, runs_of
+from .digests import TASK_BYTES, TASKS_LEAST, Digest, digest_of, ranges_of, runs_of
 from .manifest import (
     DATA,
     FOOTER,
@@ -33,10 +33,12 @@ from .manifest import (
     Part,
     check_whole,
     folder_of,
-    temporary_of,
-    write_file,
+    is_temporary,
+    sync,
     write_manifest,
+    write_once,
 )
+from .parts import PLACE, is_whole
 from .running import Progress, Result, bins, run_tasks, silent
 
 if TYPE_CHECKING:
@@ -48,12 +50,12 @@ READ_PARTS = 64
 """Parts that are read at once: small ones share an answer."""
 INLINE_BYTES = 16 << 20
 """A larger payload is a file of its own, whatever was asked for: a cell of it would need many times its size."""
-PLACE = "payload_file"
 UNFINISHED = ".tmp"
 
 
 class Export(NamedTuple):
-    """What to export where. `given` are options of the data source: servers or path, and which logs. `payloads`: as a
+    """What to export where. `given` are options of the data source: servers or path, which logs, and from where to
+    where of each. `payloads`: as a
     column, as a file each, or none."""
 
     given: Mapping[str, str]
@@ -90,6 +92,9 @@ def run_export(spark: SparkSession, export: Export, progress: Progress = silent)
     # Of attempts that were killed; one that is still at work, and late, fails.
     for left in (out / DATA).glob(f"*/.*{UNFINISHED}"):
         left.unlink(missing_ok=True)
+    for folder in (*(out / DATA).glob("*"), out / DATA):
+        if folder.is_dir():
+            sync(folder)
     write_manifest(out, plan, logs)
     total = Digest()
     for log in logs:
@@ -110,19 +115,23 @@ def make_plan(export: Export) -> dict[str, Any]:
         if {key: found[key] for key in asked} != asked or found["format"] != FORMAT:
             raise ExportError(f"{export.out} holds an export of something else: give a new directory")
         return found
-    if any(one.name != temporary_of(path).name for one in export.out.iterdir()):
+    if any(not is_temporary(one) for one in export.out.iterdir()):
         raise ExportError(f"{export.out} is not empty, and has no {PLAN}: give a new directory")
     infos, ranges = ranges_of(export.options)
-    nodes = {one.log: one.nodes for _, one in ranges}
-    rows = [
-        {"log": info.name, "uid": info.uid, "start": info.start, "end": info.end,
-         "bytes": info.bytes + (info.end - info.start) * ROW_BYTES, "nodes": nodes.get(info.name, ())}
-        for info in infos
-    ]  # fmt: skip
+    chosen = {one.log: (weight, one) for weight, one in ranges}
+    rows = []
+    for info in infos:
+        # Of a log of which nothing is chosen, its end.
+        weight, one = chosen.get(info.name, (0, Wanted(info.name, info.uid, info.end, info.end)))
+        start = max(one.first, info.start)
+        rows.append({"log": info.name, "uid": info.uid, "start": start, "end": max(one.end, start), "bytes": weight,
+                     "nodes": one.nodes})  # fmt: skip
     plan = {"format": FORMAT, "export": secrets.token_hex(8), **asked, "logs": rows}
-    write_file(path, json.dumps(plan))
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    if write_once(path, json.dumps(plan)):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    # Another run of this export was faster.
+    return make_plan(export)
 
 
 def plan_tasks(plan: Mapping[str, Any], export: Export) -> list[list[Wanted]]:
@@ -144,7 +153,7 @@ def export_parts(export: Export, number: str, wanted: Sequence[Wanted]) -> Itera
     left = []
     for one in wanted:
         part = existing(export, number, one)
-        if part is not None:
+        if part is not None and is_whole(export.out, part, export.payloads != "none"):
             yield {"part": part._asdict(), "skipped": 1}
         else:
             left.append(one)
@@ -272,6 +281,7 @@ class PartWriter:
                 else:
                     for piece in self._source.body(self.wanted, offset, sizes[row].as_py()):
                         file.write(piece)
+            sync(temporary)
             temporary.replace(path)
             places[row] = name
         gone = set(moved)
@@ -287,6 +297,7 @@ class PartWriter:
         self._writer.add_key_value_metadata({FOOTER: json.dumps(part._asdict())})
         self._writer.close()
         self._writer = None
+        sync(self._temporary)
         self._temporary.replace(self._path)
         self.done = True
         return part._replace(bytes=self._path.stat().st_size)

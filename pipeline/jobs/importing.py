@@ -13,9 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow.parquet as parquet
-from xxhash import xxh3_128, xxh3_128_digest
-
 from logyard.client.sync import Log, Yard
 from logyard.client.upload import WHOLE_BYTES
 from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, OutOfRange, Unknown
@@ -23,9 +20,9 @@ from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLe
 from ..network import NetworkSource
 from ..options import Options, parse_options
 from ..sources import Reading, Wanted
-from .digests import Digest, digest_of
-from .export import PLACE
-from .manifest import ExportError, LogPart, Part, read_manifest
+from .digests import Digest
+from .manifest import ExportError, LogPart, read_manifest
+from .parts import Row, pieces_of, read_part
 from .running import Progress, Result, bins, run_tasks, silent
 
 if TYPE_CHECKING:
@@ -33,9 +30,6 @@ if TYPE_CHECKING:
 
 FRAME_BYTES = 1 << 20
 FRAME_RECORDS = 4096
-ROWS = 256
-"""Rows that are decoded at once: with payloads of up to 16 MiB each."""
-FILE_BYTES = 1 << 20
 TASKS = 16
 TRIES = 8
 
@@ -61,17 +55,6 @@ class Import(NamedTuple):
         return parse_options({**self.given, "subscribePattern": ".*"})
 
 
-class Row(NamedTuple):
-    """A record of the export. `place`: the file that its payload is in."""
-
-    offset: int
-    meta: bytes
-    payload: bytes | None
-    size: int | None
-    hash: bytes | None
-    place: Path | None
-
-
 def run_import(spark: SparkSession, job: Import, progress: Progress = silent) -> dict[str, Any]:
     """Import; return plain figures. `progress` counts records. Raises `ExportError` for an export that is not whole,
     `ImportFailed` for a log that differs."""
@@ -84,22 +67,23 @@ def run_import(spark: SparkSession, job: Import, progress: Progress = silent) ->
             raise ExportError(f"{job.source}: there is no log {missing[0]!r} in this export")
         logs = [log for log in logs if log.log in job.logs]
     create_logs(job, logs)
-    appended = compared = 0
+    appended = compared = passed_over = 0
     weighed = [(log.sum.payload_bytes + 1024 * (log.sum.rows + 1), log) for log in logs]
     failures: list[str] = []
     for result in run_tasks(spark, partial(import_logs, job), bins(weighed, TASKS)):
         appended += result["appended"]
         compared += result["compared"]
+        passed_over += result["passed_over"]
         if result["failure"]:
             failures.append(result["failure"])
-        progress(result["appended"] + result["compared"])
+        progress(result["appended"] + result["compared"] + result["passed_over"])
     total = Digest()
     for log in logs:
         total = total.plus(log.sum)
     return {
         "ok": not failures, "source": str(job.source), "logs": len(logs), "rows": total.rows,
-        "payload_bytes": total.payload_bytes, "appended": appended, "compared": compared, "digest": total.text,
-        "failures": sorted(failures),
+        "payload_bytes": total.payload_bytes, "appended": appended, "compared": compared,
+        "passed_over": passed_over, "digest": total.text, "failures": sorted(failures),
     }  # fmt: skip
 
 
@@ -142,11 +126,14 @@ def import_logs(job: Import, logs: Sequence[LogPart]) -> Iterator[Result]:
                 one.run()
             except (ImportFailed, ExportError) as error:
                 failure = str(error)
-            yield {"log": log.log, "appended": one.appended, "compared": one.compared, "failure": failure}
+            yield {
+                "log": log.log, "appended": one.appended, "compared": one.compared, "passed_over": one.passed_over,
+                "failure": failure,
+            }  # fmt: skip
 
 
 class LogImport:
-    """One log. `next` is the first offset that is neither compared nor appended."""
+    """One log. `next` is the first offset that is neither compared nor appended, nor passed over: truncated there."""
 
     def __init__(self, source: Path, cluster: NetworkSource, part: LogPart) -> None:
         self.source = source
@@ -157,6 +144,7 @@ class LogImport:
         self.next = part.start
         self.appended = 0
         self.compared = 0
+        self.passed_over = 0
         self._conditional = True
 
     def run(self) -> None:
@@ -166,14 +154,20 @@ class LogImport:
             tries = TRIES if self.next > last else tries - 1
             last = self.next
             start, end = self.log.latest()
-            if start > self.part.start and self.next == self.part.start:
-                # Truncated since it was imported.
-                self.next = min(start, self.part.end)
+            if end < self.next:
+                raise ImportFailed(f"log {self.part.log!r} ends at {end}, its records begin at {self.next}: delete it")
+            if start > self.next == self.part.start:
+                # Truncated since it was imported, unless it is another log: so something has to be compared.
+                self.passed_over = min(start, self.part.end) - self.next
+                self.next += self.passed_over
+                if self.next == self.part.end or self.next == end:
+                    raise ImportFailed(
+                        f"log {self.part.log!r} begins at {start}, behind all that could be compared with the export "
+                        f"({self.part.start} to {self.part.end}): if it is not this one, delete it"
+                    )
             self._compare(min(end, self.part.end))
             if self.next == self.part.end:
                 return
-            if end < self.next:
-                raise ImportFailed(f"log {self.part.log!r} ends at {end}, its records begin at {self.next}: delete it")
             try:
                 self._append()
                 return
@@ -250,40 +244,3 @@ class LogImport:
             )
         self.next += count
         self.appended += count
-
-
-def pieces_of(row: Row) -> Iterator[bytes]:
-    """Yield a payload from its column or its file; a file is checked against its hash. Raises `ExportError`."""
-    if row.place is None:
-        yield row.payload or b""
-        return
-    state = xxh3_128()
-    with open(row.place, "rb") as file:
-        while piece := file.read(FILE_BYTES):
-            state.update(piece)
-            yield piece
-    if state.digest() != row.hash:
-        raise ExportError(f"{row.place}: it does not match the hash of record {row.offset}")
-
-
-def read_part(source: Path, part: Part, first: int) -> Iterator[Row]:
-    """Yield the records of a file from offset `first` on; payloads and, at its end, the part's digest are checked.
-    Raises `ExportError`."""
-    path = source / part.file
-    total = Digest()
-    try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(ROWS):
-                total = total.plus(digest_of(batch))
-                names = ("offset", "meta", "payload", "payload_size", "payload_hash", PLACE)
-                columns = [batch.column(name) for name in names]
-                for values in zip(*columns, strict=True):
-                    offset, meta, payload, size, digest, place = (value.as_py() for value in values)
-                    if payload is not None and xxh3_128_digest(payload) != digest:
-                        raise ExportError(f"{path}: the payload of record {offset} does not match its hash")
-                    if offset >= first:
-                        yield Row(offset, meta, payload, size, digest, path.parent / place if place else None)
-    except (OSError, ValueError) as error:
-        raise ExportError(f"{path}: {error}") from error
-    if total != part.sum:
-        raise ExportError(f"{path}: its records are not those of the manifest")

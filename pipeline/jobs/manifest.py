@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ PLAN = "plan.json"
 MANIFEST = "manifest.jsonl"
 DATA = "data"
 FOOTER = b"logyard.part"
+TEMPORARY = ".tmp"
 
 
 class ExportError(LogyardError):
@@ -75,16 +77,48 @@ def folder_of(log: str) -> str:
     return f"log={quote(log, safe='')}"
 
 
-def temporary_of(path: Path) -> Path:
-    """Return where `write_file` writes before the file is there."""
-    return path.with_name(path.name + ".tmp")
+def is_temporary(path: Path) -> bool:
+    """Return whether a file is one that `write_file` or `write_once` was about to put in its place."""
+    return (path.name.startswith(".") and path.name.endswith(TEMPORARY)) or path.name == PLAN + TEMPORARY
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_file(path: Path, text: str) -> None:
     """Write a small file that is there whole or not at all."""
-    temporary = temporary_of(path)
+    os.replace(_written(path, text), path)
+    sync(path.parent)
+
+
+def write_once(path: Path, text: str) -> bool:
+    """Write a small file, unless somebody else has; return whether it is ours."""
+    temporary = _written(path, text)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        # There are no links on this file system.
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+    return True
+
+
+def _written(path: Path, text: str) -> Path:
+    """Return a file of ours alone that has that text."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
     temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    sync(temporary)
+    return temporary
 
 
 def check_whole(log: str, start: int, end: int, parts: Sequence[Part]) -> LogPart:

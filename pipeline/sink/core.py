@@ -32,7 +32,7 @@ from ..network import NetworkSource
 from ..option_table import tls_of
 from ..sources import Reading, Wanted
 from .options import DIRECT, LEAST, ONCE, SinkOptions
-from .record import CUT, Cut, Fenced, SinkError, SinkLog, State, Stored
+from .record import CUT, Cut, Fenced, SinkError, SinkLog, State, Stored, is_own
 from .rows import PAYLOAD_MAX, Batch, frames
 from .sending import Sending
 
@@ -97,8 +97,21 @@ class Sink:
         own = self.own()
         state = own.begin(CUT, self.options.stages, writing.query)
         if self.options.reset and writing.query:
-            state = own.reset(writing.query, writing.batch, CUT, self.options.stages)
+            again = self._has_lost(state)
+            state = own.reset(writing.query, writing.batch, CUT, self.options.stages, again=again)
         return own, state
+
+    def _has_lost(self, state: State) -> bool:
+        """Return whether a stage that the manifest under way names is not there any more."""
+        named = {(one.stage, one.uid) for one in state.ranges or () if one.uid}
+        return any(self._uid(number) != uid for number, uid in named)
+
+    def _uid(self, number: int) -> int:
+        """Return the uid of a stage; 0: there is none."""
+        try:
+            return int(self.yard.locate(self._stage(number))["uid"])
+        except UnknownGroup:
+            return 0
 
     def _stage(self, number: int) -> str:
         return f"{self.options.sink}.stage-{number}"
@@ -166,27 +179,31 @@ class Sink:
         stage = self.yard.log(self._stage(number))
         # Of one log in the order of its rows; how the logs lie among one another is nobody's business.
         found: list[Stored] = []
-        rows = 0
+        uid = rows = 0
 
         def store(one: Batch) -> None:
             offsets = append(stage, one)
-            found.append(Stored(one.log, number, offsets.start, offsets.stop))
+            found.append(Stored(one.log, number, offsets.start, offsets.stop, uid))
 
         with Sending() as sending:
             for one in frames(batches, self.options.log, state.cut):
                 if not rows:
-                    self._ready_stage(number)
+                    uid = self._ready_stage(number)
                 rows += one.rows
                 at("mid-write")
                 sending.put(one.log, partial(store, one), one.size)
         at("after-write")
+        if rows and self._uid(number) != uid:
+            raise SinkError(
+                f"{self.name}: {self._stage(number)!r} was deleted while this task wrote to it: write again"
+            )
         return Written(writing, tuple(merged(sorted(found))), rows)
 
-    def _ready_stage(self, number: int) -> None:
-        try:
-            self.yard.log(self._stage(number)).latest()
-        except UnknownGroup:
+    def _ready_stage(self, number: int) -> int:
+        """Return the uid of a stage, which is made if it is not there."""
+        while not (uid := self._uid(number)):
             self._make(self._stage(number), stage=True)
+        return uid
 
     def _target(self, name: str) -> Log:
         """Return a log that rows go to. Raises `SinkError` for one that is not there, unless logs are made."""
@@ -203,11 +220,14 @@ class Sink:
         return log
 
     def _check_foreign(self, name: str) -> None:
-        """Raise `SinkError` for a row's log that the sink keeps itself in: it could not read its state any more."""
-        if self.options.guarantee == LEAST:
-            return
-        if name == f"{self.options.sink}.log" or name.startswith(f"{self.options.sink}.stage-"):
-            raise SinkError(f"{self.name}: log {name!r} is the sink's own, and no row may go to it")
+        """Raise `SinkError` for a row's log that a sink keeps itself in: it could not read its state any more."""
+        own = self.options.guarantee != LEAST and (
+            name == f"{self.options.sink}.log" or name.startswith(f"{self.options.sink}.stage-")
+        )
+        if own or (name.endswith(".log") and is_own(self.yard.log(name))):
+            raise SinkError(
+                f"{self.name}: log {name!r} is {'the' if own else 'another'} sink's own, and no row may go to it"
+            )
 
     # The commit.
 
@@ -279,8 +299,15 @@ class Sink:
                 at("mid-fan-out")
                 lane.append(one)
         except DataLoss as error:
-            # Whoever truncated the stages has finished the batch.
-            raise Fenced(f"{self.name}: batch {epoch.epoch} was finished by another commit meanwhile") from error
+            state = self.own().load()
+            if state is None or state.done >= epoch.epoch:
+                # Whoever truncated the stages has finished the batch.
+                raise Fenced(f"{self.name}: batch {epoch.epoch} was finished by another commit meanwhile") from error
+            raise SinkError(
+                f"{self.name}: rows of batch {epoch.epoch}, which is committed, are not in their stage any more "
+                f"({error}): was {error.log!r} deleted? sinkReset=true writes the batch again, and what is in its logs "
+                "by now is there twice"
+            ) from error
         except LogyardError as error:
             raise told(self.name, name, error) from error
 
@@ -288,7 +315,7 @@ class Sink:
         nodes = source.yard.nodes()
         for chunk in chunks:
             turn = chunk.stage % len(nodes)
-            wanted = Wanted(self._stage(chunk.stage), 0, chunk.first, chunk.end, (*nodes[turn:], *nodes[:turn]))
+            wanted = Wanted(self._stage(chunk.stage), chunk.uid, chunk.first, chunk.end, (*nodes[turn:], *nodes[:turn]))
             yield from source.read([wanted], STAGED)
 
 
@@ -340,7 +367,7 @@ def merged(chunks: Iterable[Stored]) -> Iterator[Stored]:
     """Yield ranges, those that follow one another in the same log and stage as one."""
     last: Stored | None = None
     for chunk in chunks:
-        if last is not None and (last.log, last.stage, last.end) == (chunk.log, chunk.stage, chunk.first):
+        if last is not None and last[:2] == chunk[:2] and (last.end, last.uid) == (chunk.first, chunk.uid):
             last = last._replace(end=chunk.end)
             continue
         if last is not None:

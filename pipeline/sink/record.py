@@ -15,20 +15,24 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgpack
 
 from logyard.client.numbering import epoch_of
-from logyard.protocol.errors import Gone, LogyardError, OutOfRange
+from logyard.protocol.errors import Gone, LogyardError, OutOfRange, UnknownGroup
 from logyard.protocol.frame import Buffer, Epoch
 from logyard.protocol.records import Record
 
 T = TypeVar("T")
-FORMAT = 1
+FORMAT = 2
+FORMATS = (1, FORMAT)
+"""1: ranges of a manifest without the uids of their stages."""
 KEPT = 64
 """Records before the state's that are kept for whoever looks."""
 RUNS_KEPT = 16
 """Runs of the query that are remembered: one that comes back behind another is fenced."""
 AHEAD_MS = 3_600_000
-"""A reset's incarnation is that much above the time at which the sink's log was founded: where that log was deleted,
-and clocks went back, it must still be above the one before. (A log forgets who was silent for a week, so far below.)"""
+"""A reset's incarnation is that much above its time: where the sink's log is deleted afterwards, and clocks went back,
+the next reset's must still be above it. (A log forgets who was silent for a week, so far below.)"""
 RESET, RUN, MANIFEST, DONE = "reset", "run", "manifest", "done"
+KINDS = (b"reset", b"run", b"manifest", b"done")
+"""What its records have as metadata."""
 NOTHING = -1
 
 
@@ -56,12 +60,14 @@ CUT = Cut()
 
 
 class Stored(NamedTuple):
-    """Records of one target log in a stage: offsets `first` to `end`, without."""
+    """Records of one target log in a stage: offsets `first` to `end`, without. `uid`: of the stage's log; 0: an earlier
+    build stored them, and did not say."""
 
     log: str
     stage: int
     first: int
     end: int
+    uid: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,30 +96,63 @@ class State:
 
 
 def pack_ranges(ranges: Sequence[Stored]) -> list[Any]:
-    """Return ranges with each log's name once."""
+    """Return ranges with each log's name and each stage's uid once."""
     names: dict[str, int] = {}
-    rows = [[names.setdefault(one.log, len(names)), one.stage, one.first, one.end] for one in ranges]
-    return [list(names), rows]
+    uids: dict[int, int] = {}
+    rows = [
+        [names.setdefault(one.log, len(names)), one.stage, one.first, one.end, uids.setdefault(one.uid, len(uids))]
+        for one in ranges
+    ]
+    return [list(names), rows, list(uids)]
 
 
 def unpack_ranges(packed: Sequence[Any]) -> tuple[Stored, ...]:
     """Return them as they were packed."""
-    names, rows = packed
-    return tuple(Stored(names[log], stage, first, end) for log, stage, first, end in rows)
+    names, rows, *more = packed
+    uids = more[0] if more else [0]
+    return tuple(
+        Stored(names[log], stage, first, end, uids[uid[0] if uid else 0]) for log, stage, first, end, *uid in rows
+    )
 
 
 def read_state(record: Record) -> State:
-    """Return what a record says. Raises `SinkError` for another format."""
-    found = msgpack.unpackb(bytes(record.payload or b""))
-    if not isinstance(found, list) or not found or found[0] != FORMAT:
-        raise SinkError(f"the sink's log has a record of format {found[0] if found else None}, not {FORMAT}: update")
+    """Return what a record says. Raises `SinkError` for another format, and for a record that no sink wrote."""
+    try:
+        found = msgpack.unpackb(bytes(record.payload or b""))
+    except ValueError:
+        found = None
+    if not is_record(record, found):
+        raise SinkError(
+            f"record {record.offset} of the sink's log is no sink's: somebody else appended to that log. Copy out what "
+            "is wanted and delete it; sinkReset=true goes on, and the batch under way may be there twice"
+        )
+    if found[0] not in FORMATS:
+        raise SinkError(f"the sink's log has a record of format {found[0]}, not {FORMAT}: update")
     _, kind, incarnation, query, batch, done, runs, ranges, cut, stages, *more = found
+    if kind == RESET and incarnation <= 0:
+        # By the log's own time, which the writer of the record did not know.
+        incarnation = max(-incarnation, record.timestamp + AHEAD_MS) if incarnation else record.timestamp
     return State(
-        record.offset + 1,
-        # The log's own time, which the writer of the first record did not know.
-        record.timestamp if kind == RESET and not incarnation else incarnation,
+        record.offset + 1, incarnation,
         query, batch, done, tuple(runs), None if ranges is None else unpack_ranges(ranges), Cut(*cut), stages, *more,
     )  # fmt: skip
+
+
+def is_record(record: Record, found: Any) -> bool:
+    """Return whether a record, with what its payload says, is one of a sink's log."""
+    return record.metadata in KINDS and isinstance(found, list) and bool(found) and type(found[0]) is int
+
+
+def is_own(log: OwnLog) -> bool:
+    """Return whether a log is one that a sink keeps itself in, by its newest record. Raises what reading does."""
+    try:
+        start, end = log.latest()
+        if start == end:
+            return False
+        record = log.read(end - 1)
+        return is_record(record, msgpack.unpackb(bytes(record.payload or b"")))
+    except (UnknownGroup, OutOfRange, Gone, ValueError):
+        return False
 
 
 class OwnLog(Protocol):
@@ -190,17 +229,23 @@ class SinkLog:
             assert found is not None
         return found
 
-    def reset(self, query: str, batch: int, cut: Cut, stages: int) -> State:
-        """Begin a new incarnation at `batch`, which fences all before it, unless the sink is this query's already."""
+    def reset(self, query: str, batch: int, cut: Cut, stages: int, *, again: bool = False) -> State:
+        """Begin a new incarnation at `batch`, which fences all before it, unless the sink is this query's already. Then
+        only `again`, where the batch's manifest can't be followed any more, and nobody else has begun one."""
 
         def change(state: State) -> State | None:
-            if state.query == query and (state.batch != NOTHING or not batch):
+            if state.query == query and (state.batch != NOTHING or not batch) and not (again and state.ranges):
                 return None
-            return State(
-                state.at, state.incarnation + AHEAD_MS, query, batch - 1, batch - 1, state.runs, None, cut, stages
-            )  # fmt: skip
+            # "At least that": the log's time decides, see `read_state`.
+            least = -(state.incarnation + 1)
+            return State(state.at, least, query, batch - 1, batch - 1, state.runs, None, cut, stages)
 
-        return self.update(RESET, change)
+        found = self.update(RESET, change)
+        while found.incarnation < 0:
+            loaded = self.load()
+            assert loaded is not None, "it has a record"
+            found = loaded
+        return found
 
     def take_up(self, batch: int, query: str, run: str, guarantee: str) -> State | None:
         """Note that a run writes a batch; return the state, None when that batch is done already. Raises `Fenced` when
@@ -224,6 +269,12 @@ class SinkLog:
                 "write to one sinkId"
             )
         if batch <= state.done:
+            if not query and batch < state.done:
+                # Of a stream all numbers were written; of plain writes nobody knows that.
+                raise SinkError(
+                    f"{self.name}: batchId {batch} is below {state.done}, the newest that was written: numbers have to "
+                    "rise; write what is late under a higher number, or another sinkId"
+                )
             earlier = state.runs[-1] if state.runs else ""
             job = run.partition("/")[0]
             if batch == state.done and job and job == earlier.partition("/")[0] and run != earlier:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from logyard.engine.raft.state import LEADER
+from logyard.engine.raft.state import FORCED_TERMS, LEADER
 from logyard.engine.replica.member import Member
 from logyard.engine.types import Spec
 from logyard.machines.catalog import Catalog
@@ -34,6 +34,7 @@ from .electorate import next_step
 from .mover import UNDO, Mover
 from .planner import Plan
 from .reconciler import Reconciler, Seen, planner_of
+from .reports import report_of
 from .silence import REPLACE_AFTER_S, Silence, too_many
 from .sleepers import WOKEN_AT_ONCE, Sleepers
 from .steps import in_turns, listed
@@ -378,19 +379,22 @@ class Keeper:
             if here.members.get(uid) is not member:
                 continue
             raft = member.raft
-            if raft.role != LEADER or not member.leading or self._reported.get(uid) == raft.base[0] or uid == self.uid:
+            if raft.role != LEADER or not member.leading or uid == self.uid:
                 continue
-            index, configuration = raft.base
-            if configuration.joint:
+            mark = (raft.term // FORCED_TERMS << 48) + raft.base[0]
+            if self._reported.get(uid) == mark or (found := report_of(member)) is None:
                 continue
-            index = max(index, 1)
             row = logs.of_uid(uid)
-            if row is not None and row.seen >= index and row.state not in (MAKING, UNDOING):
-                self._reported[uid] = raft.base[0]
+            if (
+                row is not None
+                and (row.forced, row.seen) >= (found.forced, found.index)
+                and row.state not in (MAKING, UNDOING)
+            ):
+                self._reported[uid] = mark
             elif row is not None:
-                reports.append([uid, index, configuration.voters, configuration.learners])
+                reports.append(found.plain())
             else:
-                imports.append(_imported(member.spec, index, configuration.voters, configuration.learners))
+                imports.append(_imported(member.spec, found.index, found.voters, found.learners))
             if len(reports) + len(imports) >= REPORTS_MAX:
                 break
         # Index 0: an intent, that the catalogue's leader sees to, as nobody knows whether it was finished.
@@ -467,14 +471,16 @@ class Keeper:
         catalog = self.catalog
         if catalog is None:
             return None
-        planner = planner_of(await self._seen_in(catalog))
+        avoid = {} if self._reconciler is None else self._reconciler.avoided
+        planner = planner_of(await self._seen_in(catalog), avoid)
         await in_turns(planner.steps())
         return planner.found()
 
     async def _seen_in(self, catalog: Catalog) -> Seen:
         moves = dict(await in_turns(listed(plan_of(catalog).rows)))
         logs, nodes = logs_of(catalog), dict(nodes_of(catalog).rows)
-        return Seen(nodes, logs, logs.of_uid, len(logs.rows), logs.revision, self.leaders, moves)
+        ended = plan_of(catalog).ended
+        return Seen(nodes, logs, logs.of_uid, len(logs.rows), logs.revision, self.leaders, moves, ended)
 
     async def _reconcile(self, catalog: Catalog) -> None:
         """Have moves begun, as far as there is room for them, and those given up that are in vain."""

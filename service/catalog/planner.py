@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import ceil
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from logyard.machines.catalog.logs import LIVE, RESERVED, SYSTEM, Log
@@ -88,7 +89,7 @@ class _Row:
 
 class Planner:
     """One plan. `leaders`: who leads, by uid; `moving`: logs that have a move under way, with the node that comes and
-    the one that goes (0 for none)."""
+    the one that goes (0 for none); `avoid`: nodes that have refused to get a log, by uid."""
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class Planner:
         logs: Iterable[Log],
         leaders: Mapping[int, int],
         moving: Mapping[int, tuple[int, int]],
+        avoid: Mapping[int, Collection[int]] = MappingProxyType({}),
     ) -> None:
         self._nodes = nodes
         self._states = {number: row.state for number, row in nodes.items()}
@@ -108,6 +110,7 @@ class Planner:
         self._load: Counter[int] = Counter()
         self._logs = logs
         self._moving = moving
+        self._avoid = avoid
         self._rows: list[_Row] = []
 
     def plan(self) -> Plan:
@@ -216,7 +219,8 @@ class Planner:
             hint = "add a node: logyard nodes invite"
             if len(row.voters) > 1:
                 hint += f"; or have one copy fewer: logyard members remove --all --node {source}"
-            self._stuck.append(Stuck(row.uid, row.name, f"{why}, and no node can take its place", hint))
+            refused = "".join(f"; node {node} refused it" for node in sorted(self._avoid.get(row.uid, ())))
+            self._stuck.append(Stuck(row.uid, row.name, f"{why}, and no node can take its place{refused}", hint))
 
     def _target(self, row: _Row, source: int, most: int = 1 << 62) -> int:
         """Return the node that should get a member: the one that replaces `source`, a pinned one, one in the zone that
@@ -226,7 +230,7 @@ class Planner:
         best, found = (True, True, 0, 0, 0), 0
         for node in self._targets:
             load = self._load[node]
-            if node in row.voters or load >= most:
+            if node in row.voters or load >= most or node in self._avoid.get(row.uid, ()):
                 continue
             if row.zones and zones[node] not in row.zones:
                 continue
@@ -319,7 +323,8 @@ class Planner:
             row, leader = one
             if leads[leader] <= share:
                 continue
-            able = [node for node in row.voters if node in leads and node != leader]
+            avoid = self._avoid.get(row.uid, ())
+            able = [node for node in row.voters if node in leads and node != leader and node not in avoid]
             target = min(able, key=lambda node: (leads[node], node), default=0)
             if target and leads[target] < leads[leader] - 1:
                 leads[leader] -= 1

@@ -12,18 +12,21 @@ its new members is the engine's (`snapshot_bytes_per_s`). Called by the keeper, 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from logyard.machines.catalog.logs import LEAVING, LIVE, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, REMOVED, RETURNED, Node
-from logyard.machines.catalog.plan import Move
+from logyard.machines.catalog.plan import REFUSED, Ended, Move
 
 from .mover import UNDO
 from .planner import ADD, LEAD, REMOVE, Plan, Planner, Proposed
 from .silence import too_many
 from .steps import ITEMS, Steps
 
+AVOID_S = 3600.0
+"""A node that refused a move of a log gets none of that log for so long."""
 AT_ONCE = 384
 PER_NODE = 192
 STEPS_MAX = 512
@@ -46,6 +49,8 @@ class Seen(NamedTuple):
     """Another one whenever a log has changed."""
     leaders: Callable[[], Mapping[int, int]]
     moves: Mapping[int, Move]
+    ended: Sequence[Ended] = ()
+    """The newest moves that are over."""
 
 
 class Doing(NamedTuple):
@@ -56,10 +61,10 @@ class Doing(NamedTuple):
     end: list[int]
 
 
-def planner_of(seen: Seen) -> Planner:
-    """Return a planner, beside what is under way."""
+def planner_of(seen: Seen, avoid: Mapping[int, Collection[int]] = MappingProxyType({})) -> Planner:
+    """Return a planner, beside what is under way. `avoid`: nodes that are no targets of a log, by its uid."""
     moving = {move.uid: (move.target, move.source) for move in seen.moves.values() if move.kind != LEAD}
-    return Planner(seen.nodes, seen.logs, seen.leaders(), moving)
+    return Planner(seen.nodes, seen.logs, seen.leaders(), moving, avoid)
 
 
 class Reconciler:
@@ -71,12 +76,16 @@ class Reconciler:
         self._steps: Iterator[None] = iter(())
         self._backlog: deque[Proposed] = deque()
         self._at = 0.0
+        # Until when a node gets nothing of a log, by uid; and the newest move that is over and was looked at.
+        self._avoided: dict[int, dict[int, float]] = {}
+        self._ended = 0
         # Of the last plan: the nodes it was for, and the revision and leaders of one that found nothing.
         self._nodes: object = None
         self._settled: object = None
 
     def look(self, now: float, seen: Seen) -> Steps[Doing]:
         """Go on with a plan, if one is due or being made; return what of it is begun now, and which moves are over."""
+        self._avoid(now, seen.ended)
         yield from self._plan(now, seen)
         undo: list[int] = []
         end: list[int] = []
@@ -92,6 +101,26 @@ class Reconciler:
             elif move.step != UNDO and _is_vain(move, seen.nodes):
                 undo.append(number)
         return Doing((yield from self._begun(seen, load)), undo, end)
+
+    @property
+    def avoided(self) -> Mapping[int, Collection[int]]:
+        """The nodes that get nothing of a log for now, by its uid."""
+        return self._avoided
+
+    def _avoid(self, now: float, ended: Sequence[Ended]) -> None:
+        """Note which nodes have refused what."""
+        for uid, nodes in list(self._avoided.items()):
+            left = {node: until for node, until in nodes.items() if until > now}
+            if len(left) < len(nodes):
+                self._settled = None
+                self._avoided.update({uid: left})
+            if not left:
+                del self._avoided[uid]
+        for one in ended:
+            if one.number > self._ended and one.outcome.startswith(REFUSED):
+                move = Move(*one.move)
+                self._avoided.setdefault(move.uid, {})[move.target] = now + AVOID_S
+        self._ended = max([self._ended, *(one.number for one in ended)])
 
     def _plan(self, now: float, seen: Seen) -> Steps[None]:
         nodes = {number: (row.state, row.zone, row.replaces) for number, row in seen.nodes.items()}
@@ -117,7 +146,7 @@ class Reconciler:
             return
         self._settled = state
         self._at = now + max(self._every_s, seen.size / LOGS_PER_S)
-        self._planner = planner_of(seen)
+        self._planner = planner_of(seen, self._avoided)
         self._steps = self._planner.steps()
 
     def _begun(self, seen: Seen, load: Counter[int]) -> Steps[list[dict[str, Any]]]:
@@ -136,7 +165,11 @@ class Reconciler:
             touched = _touched(one.source, one.target, seen.nodes)
             if any(load[node] >= PER_NODE for node in touched):
                 waiting.append(one)
-            elif one.uid not in busy and _fits(one, seen.find(one.uid), states):
+            elif (
+                one.uid not in busy
+                and one.target not in self._avoided.get(one.uid, ())
+                and _fits(one, seen.find(one.uid), states)
+            ):
                 busy.add(one.uid)
                 load.update(touched)
                 found.append(_proposal(one))

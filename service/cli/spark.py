@@ -221,6 +221,10 @@ def show_audit(fields: dict[str, Any], output: Output) -> None:
         output.say(f"  {problem}")
     if fields["problem_count"] > SHOWN:
         output.say(f"  ... and {fields['problem_count'] - SHOWN} more")
+    for warning in fields["warnings"][:SHOWN]:
+        output.say(f"  warning: {warning}")
+    if fields["warning_count"] > SHOWN:
+        output.say(f"  ... and {fields['warning_count'] - SHOWN} more warnings")
 
 
 @spark.command("tables")

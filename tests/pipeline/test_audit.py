@@ -80,6 +80,19 @@ def directory_audit(path: Path) -> dict[str, Any]:
     return run_audit(spark, {"path": str(path)})
 
 
+def test_a_copy_of_the_meta_store_that_is_gone_is_a_warning(cluster: LocalCluster) -> None:
+    """The next start makes it anew from the other one: nothing is lost."""
+    cluster.stop()
+    before = directory_audit(cluster.nodes[2].directory)
+    (cluster.nodes[2].data / "meta" / "b" / "data.mdb").unlink()
+    found = directory_audit(cluster.nodes[2].directory)
+    cluster.start()
+    applied(cluster)
+    assert not any("meta/b" in text for text in before["warnings"])
+    assert found["ok"] and found["warning_count"] == len(found["warnings"]) > before["warning_count"]
+    assert any("(node " in text and "meta/b" in text for text in found["warnings"])
+
+
 def damage(cluster: LocalCluster, node: int, wanted: bytes) -> int:
     """Flip a bit of each copy that the node has of some bytes."""
     hits = 0

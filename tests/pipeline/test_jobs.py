@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,11 +13,14 @@ import pyarrow.parquet as parquet
 import pytest
 
 from logyard.client.sync import Yard, connect_sync
+from logyard.pipeline.errors import OptionError
 from logyard.pipeline.jobs import export as exporting
+from logyard.pipeline.jobs import manifest as manifests
 from logyard.pipeline.jobs.digests import digest_logs
 from logyard.pipeline.jobs.export import UNFINISHED, Export, export_parts, make_plan, plan_tasks, run_export
-from logyard.pipeline.jobs.importing import Import, LogImport, read_part, run_import
+from logyard.pipeline.jobs.importing import Import, LogImport, run_import
 from logyard.pipeline.jobs.manifest import FOOTER, ExportError, Part, folder_of, read_manifest
+from logyard.pipeline.jobs.parts import read_part
 from logyard.pipeline.opening import open_source
 from logyard.pipeline.sources import Wanted
 from logyard.service.local_cluster import LocalCluster
@@ -145,17 +147,112 @@ def test_a_part_that_is_not_whole_is_written_again(cluster: LocalCluster, tmp_pa
     assert again["parts_skipped"] == again["parts"] - 2 and again["digest"] == first["digest"]
 
 
+@pytest.mark.parametrize("payloads", ["column", "files", "none"])
+def test_a_part_that_is_damaged_behind_its_footer_is_written_again(
+    cluster: LocalCluster, tmp_path: Path, payloads: str
+) -> None:
+    export = job(cluster, tmp_path, payloads=payloads)
+    first = run_export(spark(), export)
+    damaged = 1
+    file = max((tmp_path / "data" / folder_of(ODD)).glob("*.parquet"))
+    raw = bytearray(file.read_bytes())
+    raw[20:60] = bytes(40)
+    file.write_bytes(raw)
+    if payloads == "files":
+        max((tmp_path / "data" / folder_of("cut")).glob("*.payload")).unlink()
+        damaged = 2
+    again = run_export(spark(), export)
+    assert again["parts_skipped"] == again["parts"] - damaged and again["digest"] == first["digest"]
+    last = run_export(spark(), export)
+    assert last["parts_skipped"] == last["parts"] and last["digest"] == first["digest"]
+
+
+def test_two_runs_of_an_export_have_one_plan(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = job(cluster, tmp_path)
+    ranges, plans = exporting.ranges_of, []
+
+    def slow(options: Any) -> Any:
+        found = ranges(options)
+        monkeypatch.undo()
+        plans.append(make_plan(export))
+        return found
+
+    monkeypatch.setattr(exporting, "ranges_of", slow)
+    assert make_plan(export) == plans[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({"assign": '{"plain": [3, 5]}'}, {"plain": (3, 5)}),
+        ({"subscribe": "plain,cut", "startingOffsets": '{"plain": 140}', "endingOffsets": '{"cut": 70}'},
+         {"plain": (140, 151), "cut": (60, 70)}),
+        ({"subscribe": "cut", "startingOffsets": '{"cut": 0}', "failOnDataLoss": "false"}, {"cut": (60, 150)}),
+        ({"subscribe": "plain", "startingTimestamp": "32503680000000", "startingOffsetsByTimestampStrategy": "latest"},
+         {"plain": (151, 151)}),
+        ({"subscribe": "plain", "endingTimestamp": "1"}, {"plain": (151, 151)}),
+    ],
+)  # fmt: skip
+def test_an_export_has_the_ranges_that_its_options_say(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, more: dict[str, str],
+    wanted: dict[str, tuple[int, int]],
+) -> None:  # fmt: skip
+    found = run_export(spark(), Export({**servers(cluster), **more}, tmp_path))
+    assert found["rows"] == sum(end - first for first, end in wanted.values())
+    assert {log.log: (log.start, log.end) for log in read_manifest(tmp_path)[1]} == wanted
+    assert run_import(spark(), Import(tmp_path, servers(second)))["ok"]
+    assert {name: tuple(target.log(name).latest()) for name in wanted} == wanted
+
+
+def test_an_export_of_what_is_not_there_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^assign: there is no append log 'nope'"):
+        run_export(spark(), Export({**servers(cluster), "assign": '{"nope": [0, 1]}'}, tmp_path))
+    with pytest.raises(OptionError, match=r"^startingTimestamp: log 'plain' has no record"):
+        run_export(
+            spark(), Export({**servers(cluster), "subscribe": "plain", "startingTimestamp": "32503680000000"}, tmp_path)
+        )
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_log_with_nothing_to_compare_is_not_imported(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path
+) -> None:
+    run_export(spark(), Export({**servers(cluster), "subscribe": "plain,cut,hollow"}, tmp_path))
+    target.create_many(["plain"], start=500)
+    target.log("plain").append_many([(b"another", None)] * 5)
+    target.create_many(["cut"], start=100)
+    target.create_many(["hollow"])
+    target.log("hollow").append_many([(b"another", None)] * 5)
+    back = run_import(spark(), Import(tmp_path, servers(second)))
+    assert not back["ok"] and back["appended"] == back["compared"] == 0 and back["passed_over"] == 151 + 40
+    for found, said in zip(
+        back["failures"], ("'cut' begins at 100", "'hollow' ends at 5", "'plain' begins at 500"), strict=True
+    ):
+        assert said in found
+    # What was truncated since it was imported is told, and is no failure.
+    for name in ("plain", "cut", "hollow"):
+        target.delete(name)
+    assert run_import(spark(), Import(tmp_path, servers(second)))["ok"]
+    target.log("plain").truncate(30)
+    back = run_import(spark(), Import(tmp_path, servers(second)))
+    assert (back["ok"], back["compared"], back["passed_over"]) == (True, 121 + 90, 30)
+
+
 def test_an_export_that_was_killed_at_its_plan_begins_again(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "replace", dies)
+    monkeypatch.setattr(manifests, "_written", dies)
     with pytest.raises(KeyboardInterrupt):
         run_export(spark(), job(cluster, tmp_path))
     monkeypatch.undo()
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json.tmp"]
+    for name in (".plan.json.0123.tmp", "plan.json.tmp"):
+        (tmp_path / name).write_text("{")
     assert run_export(spark(), job(cluster, tmp_path))["logs"] == 5
 
 

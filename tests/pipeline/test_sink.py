@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from itertools import count
 from typing import Any
 
+import msgpack
 import pyarrow
 import pytest
 
@@ -21,9 +22,19 @@ from logyard.pipeline.errors import OptionError
 from logyard.pipeline.sink import core
 from logyard.pipeline.sink.core import Sink, Writing, Written, open_sink
 from logyard.pipeline.sink.options import SINK_OPTIONS, SinkOptions, parse_sink, sink_table
-from logyard.pipeline.sink.record import Cut, Fenced, SinkError, SinkLog
+from logyard.pipeline.sink.record import (
+    Cut,
+    Fenced,
+    SinkError,
+    SinkLog,
+    Stored,
+    pack_ranges,
+    read_state,
+    unpack_ranges,
+)
 from logyard.pipeline.sink.rows import check_columns, frames
 from logyard.protocol.errors import LogyardError, OutOfRange, Refused
+from logyard.protocol.records import Record
 from logyard.service.local_cluster import LocalCluster
 from tests.source_tree import ROOT
 
@@ -482,6 +493,104 @@ def test_a_sink_whose_log_is_gone_is_refused_until_it_is_reset(cluster: LocalClu
     query.given["sinkReset"] = "true"
     query.do(1, batches[1])
     check(yard, batches)
+
+
+def test_a_sink_goes_on_after_resets_and_the_deletion_of_its_log(cluster: LocalCluster, yard: Yard) -> None:
+    query, draw = Query(cluster, sinkReset="true"), random.Random(7)
+    batches = [query.rows(number, draw) for number in range(5)]
+    for number, tasks in enumerate(batches[:3]):
+        query.query = f"query-{query.number}-{number}"
+        query.do(0, tasks)
+    query.do(1, batches[3])
+    yard.delete(f"sink-{query.number}.log")
+    query.do(2, batches[4])
+    check(yard, batches)
+
+
+def test_a_stage_that_is_deleted_behind_the_manifest_is_missed(
+    cluster: LocalCluster, yard: Yard, crashing: Callable[[str, int], None]
+) -> None:
+    query = Query(cluster, stageLogs="1")
+    names = [query.log("a"), query.log("b")]
+    rows = [[(name, b"%d" % number, name.encode()) for number in range(5)] for name in names]
+    crashing("after-manifest", 1)
+    with pytest.raises(Crash):
+        query.do(0, rows)
+    query.restart()
+    yard.delete(f"sink-{query.number}.stage-0")
+    # Its tasks end in another order this time.
+    with pytest.raises(
+        SinkError, match=r"batch 0, which is committed, are not in their stage any more .*stage-0' del"
+    ) as error:
+        query.do(0, rows[::-1])
+    assert not isinstance(error.value, Fenced)
+    assert content(yard, names[0]) == content(yard, names[1]) == []
+    query.given["sinkReset"] = "true"
+    query.restart()
+    query.do(0, rows)
+    query.do(1, rows)
+    check(yard, [rows, rows])
+
+
+def test_a_stage_that_is_deleted_while_a_task_writes_to_it_fails_the_task(
+    cluster: LocalCluster, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(cluster, stageLogs="1")
+    rows = [[(query.log("a"), b"%d" % number, b"a") for number in range(5)]]
+
+    def hook(step: str) -> None:
+        if step == "after-write":
+            monkeypatch.setattr(core, "HOOK", None)
+            yard.delete(f"sink-{query.number}.stage-0")
+
+    monkeypatch.setattr(core, "HOOK", hook)
+    with pytest.raises(SinkError, match="was deleted while this task wrote to it"):
+        query.write(0, rows)
+    query.do(0, rows)
+    check(yard, [rows])
+
+
+def test_rows_do_not_go_to_the_log_of_another_sink(cluster: LocalCluster, yard: Yard) -> None:
+    other, query = Query(cluster), Query(cluster, "at-least-once")
+    rows = [[(other.log("a"), b"0", b"a")]]
+    other.do(0, rows)
+    own = f"sink-{other.number}.log"
+    with pytest.raises(SinkError, match=rf"log '{own}' is another sink's own"):
+        query.do(0, [[(own, b"0", b"a")]])
+    other.do(1, rows)
+    # Of a name that looks like one nothing is thought.
+    name = f"app-{query.number}.log"
+    query.do(1, [[(name, b"done", b"a")]])
+    query.do(2, [[(name, b"1", b"a")]])
+    assert content(yard, name) == [(b"done", b"a"), (b"1", b"a")]
+    yard.log(own).append(b"mine", b"hello")
+    with pytest.raises(SinkError, match=r"record \d+ of the sink's log is no sink's.*sinkReset=true goes on"):
+        other.do(2, rows)
+    yard.delete(own)
+    other.given["sinkReset"] = "true"
+    other.do(2, rows)
+    check(yard, [rows] * 3)
+
+
+def test_a_plain_batch_below_the_newest_is_refused(cluster: LocalCluster, yard: Yard) -> None:
+    query = Query(cluster)
+    query.query = ""
+    rows = [[(query.log("a"), b"%d" % number, b"a")] for number in (25, 20, 26)]
+    query.do(20261125, rows[:1])
+    query.do(20261125, rows[:1])
+    query.restart()
+    with pytest.raises(SinkError, match=r"batchId 20261120 is below 20261125.*have to rise"):
+        query.do(20261120, rows[1:2])
+    query.do(20261126, rows[2:])
+    check(yard, [rows[:1], rows[2:]])
+
+
+def test_a_manifest_of_an_earlier_build_is_read() -> None:
+    packed = msgpack.packb([1, "manifest", 5, "query", 3, 2, ["run"], [["a", "b"], [[1, 0, 7, 9]]], [4, 5], 8])
+    state = read_state(Record(10, b"manifest", len(packed), 1, 1, 99, memoryview(packed)))
+    assert (state.at, state.incarnation, state.ranges) == (11, 5, (Stored("b", 0, 7, 9),))
+    kept = (Stored("a", 1, 0, 1, 1 << 60), Stored("b", 2, 3, 4, 1 << 61), Stored("a", 1, 1, 2, 1 << 60))
+    assert unpack_ranges(msgpack.unpackb(msgpack.packb(pack_ranges(kept)))) == kept
 
 
 def test_another_checkpoint_of_the_same_query_that_is_ahead_is_refused(cluster: LocalCluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from logyard.pipeline.stream_offsets import (
     StreamOffset,
     advance,
     between,
+    came_and_went,
     is_read,
     parse_offset,
     share,
@@ -235,9 +237,9 @@ def test_batches_cover_every_record_once(data: st.DataObject) -> None:
 def test_a_partition_that_came_and_went_under_the_name_of_one_that_was_read_is_a_loss_or_a_row() -> None:
     """Its number was used twice between two triggers: 1 was read, 2 is gone unread, 3 is there, or nothing."""
     start = StreamOffset({"t.1": Position(1, 8)})
-    ended, gone = {("t.1", 1): 8, ("t.1", 2): 5}, {"t.1": [(1, 8), (2, 5)]}
-    assert without_passed_over(ended, {"t.1": [(1, 8), (2, 0)]}, start) == ended, "nothing was in it"
-    assert without_passed_over(ended, {"t.1": [(2, 5), (1, 8)]}, start) == ended, "that was before"
+    ended, gone = {("t.1", 1): 8, ("t.1", 2): 5}, {"t": [("t.1", 1, 8), ("t.1", 2, 5)]}
+    assert without_passed_over(ended, {"t": [("t.1", 1, 8), ("t.1", 2, 0)]}, start) == ended, "nothing was in it"
+    assert without_passed_over(ended, {"t": [("t.1", 2, 5), ("t.1", 1, 8)]}, start) == ended, "that was before"
     left = without_passed_over(ended, gone, start)
     assert left == {("t.1", 2): 5} and not is_read("t.1", start.logs["t.1"], left)
     new = info("t.1", 4, uid=3)
@@ -245,3 +247,23 @@ def test_a_partition_that_came_and_went_under_the_name_of_one_that_was_read_is_a
         advance(start, [new], set(), asked(), None, left)
     end = advance(start, [new], set(), asked(failOnDataLoss="false"), None, left)
     assert between(start, end) == Batch([Wanted("t.1", 3, 0, 4)], [Lost("t.1", 8)])
+
+
+def test_a_partition_that_came_and_went_and_was_never_seen_is_a_loss_or_a_row() -> None:
+    gone = {
+        "t": [("t.1", 1, 8), ("t.1", 2, 5), ("t.2", 3, 0), ("t.1", 4, 1), ("t.3", 5, 2)],
+        "other": [("other.1", 9, 9)],
+    }
+    start = StreamOffset({"t.3": Position(7, 1)}, gone={"t": 1})
+    assert came_and_went(gone, start) == ["t.1"], "t.2 was empty, t.3 is known, other was not looked at then"
+    assert came_and_went(gone, StreamOffset(gone={"t": 4})) == ["t.3"]
+    assert came_and_went(gone, StreamOffset(gone={"t": 0})) == ["t.1", "t.3"]
+    assert came_and_went(gone, StreamOffset(gone={"t": 77})) == ["t.1", "t.3"], "the list was cut"
+    assert came_and_went(gone, StreamOffset(gone={"t": 5})) == came_and_went(gone, StreamOffset()) == []
+    end = StreamOffset(start.logs, gone={"t": 5}, lost=("t.1",))
+    plain = json.loads(json.dumps(end.plain()))
+    assert parse_offset(plain) == end and plain["gone"] == {"t": 5} and plain["lost"] == ["t.1"]
+    assert between(start, end) == Batch([], [Lost("t.1", 0)]) and between(end, replace(end, lost=())) == Batch([], [])
+    for wrong in ({"gone": []}, {"gone": {"t": "x"}}, {"lost": "t.1"}, {"lost": [1]}):
+        with pytest.raises(BadOffset, match="damaged"):
+            parse_offset({**plain, **wrong})

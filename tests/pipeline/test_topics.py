@@ -131,6 +131,45 @@ def test_partitions_that_are_taken_away_are_read_to_their_ends(
         PlainQuery(tmp_path, given, lambda number, rows: None).trigger()
 
 
+def test_a_partition_that_comes_and_goes_between_two_triggers_is_missed(
+    cluster: LocalCluster, yard: Yard, tmp_path: Path
+) -> None:
+    topic = yard.topic("blinks")
+    topic.create(partitions=2)
+    given = {
+        "servers": ",".join(cluster.addresses), "subscribeTopic": "blinks", "startingOffsets": "earliest",
+        "includePayload": "inline",
+    }  # fmt: skip
+
+    def comes_and_goes() -> Rows:
+        """Let partition 2 come and go; return what was sent to those that stay."""
+        topic.grow(3)
+        sent = send(yard, "blinks", 60)
+        topic.shrink(2, force=True)
+        assert {log for log, *_ in sent} >= {"blinks.2"}
+        return [one for one in sent if one[0] != "blinks.2"]
+
+    wanted = send(yard, "blinks", 20)
+    # What was there before the stream is not its business.
+    wanted |= {*comes_and_goes()}
+    found: Rows = []
+    running = PlainQuery(tmp_path / "fails", given, lambda number, rows: found.extend(rows))
+    allows = PlainQuery(
+        tmp_path / "allows", given | {"failOnDataLoss": "false"}, lambda number, rows: gaps.extend(rows)
+    )
+    gaps: Rows = []
+    for query in (running, allows):
+        assert query.trigger() and not query.trigger()
+    assert seen(found) == wanted
+    comes_and_goes()
+    with pytest.raises(DataLoss, match=r"log 'blinks\.2': it came and went between two triggers; records from 0 on"):
+        running.trigger()
+    while allows.trigger():
+        pass
+    lost = [row for row in gaps if row["kind"] == "gap"]
+    assert [(row["log"], row["offset"], row["payload_size"]) for row in lost] == [("blinks.2", 0, None)]
+
+
 def test_a_topic_that_was_deleted_or_made_anew_ends_a_stream(cluster: LocalCluster, yard: Yard, tmp_path: Path) -> None:
     yard.topic("anew").create(partitions=2)
     send(yard, "anew", 10)

@@ -287,6 +287,33 @@ async def test_a_skip_far_behind_its_command_is_seen_at_a_replay(
         assert scribe(c, 1).written("note") == before
 
 
+async def test_two_skips_far_from_one_another_are_both_seen_at_a_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one's command lies in a later batch than the first one's skip, and its skip in a later one still."""
+    async with cluster(tmp_path, 1, group="", machines=machines) as c:
+        await group(c)
+        member = c.member(1, "s")
+        for _ in range(2):
+            for verb in [
+                *(command("note", "x" * 1000) for _ in range(3)), command("boom"),
+                *(command("note", "x" * 1000) for _ in range(20)),
+            ]:  # fmt: skip
+                (frame,) = encode_frame([(b"", None)], command=verb)
+                c.system(1).replicas.commands.submit(member.uid, memoryview(frame), PendingReply(), 0)
+            await until(lambda: member.state == "halted")
+            assert member.halt is not None
+            await c.nodes[1].skip("s", member.halt.index, member.halt.ordinal)
+            await running(c)
+        before = scribe(c, 1).written("note")
+        monkeypatch.setattr(Scribe, "boom", lambda self: None)
+        for module, name in (("applier", "APPLY_BYTES"), ("quarantine", "SCAN_BYTES")):
+            monkeypatch.setattr(f"logyard.engine.replica.{module}.{name}", 4096)
+        await c.restart(1)
+        await running(c)
+        assert scribe(c, 1).written("note") == before and not scribe(c, 1).written("boom")
+
+
 async def test_who_waits_whether_a_skip_is_committed_goes_on_when_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

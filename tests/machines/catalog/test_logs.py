@@ -73,6 +73,23 @@ def test_an_older_report_changes_nothing() -> None:
     assert [told.logs.held(node) for node in range(1, 6)] == [0, 1, 1, 1, 1]
 
 
+def test_a_member_that_was_forced_to_be_the_only_one_may_have_been_behind() -> None:
+    """Its configuration stands at a lower index than the newest that was seen; of what came before nothing counts."""
+    told = Told()
+    told("logs", "create", logs=[wanted("a", 7)])
+    told("logs", "report", logs=[(7, 100, (1, 2, 3), ())])
+    before = told.logs.of_uid(7)
+    assert told("logs", "report", logs=[(7, 91, (3,), (), 1), (7, 200, (1, 2, 3), ()), (7, 90, (2,), (), 1)]) == [
+        True, False, False,
+    ]  # fmt: skip
+    found = told.logs.of_uid(7)
+    assert before is not None and found is not None
+    assert (found.voters, found.seen, found.copies) == ((3,), 91, before.copies), "three are wanted as before"
+    assert told("logs", "report", logs=[(7, 95, (3, 4), (), 1)]) == [True]
+    found = told.logs.of_uid(7)
+    assert found is not None and found.copies == 2, "that was by hand"
+
+
 def test_a_deleted_name_waits_for_its_nodes() -> None:
     told = Told()
     told("logs", "create", logs=[wanted("a", 7)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +15,21 @@ from logyard.engine.raft.configuration import Change, Configuration, apply_chang
 from logyard.engine.raft.state import LEADER
 from logyard.machines.catalog.logs import DELETING, LIVE, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, DRAINING, REMOVED, RETURNED, SILENT, Node
-from logyard.machines.catalog.plan import Move
+from logyard.machines.catalog.plan import REFUSED, Ended, Move
 from logyard.protocol.errors import Refused
-from logyard.service.catalog.mover import APART_S, UNDO, WAIT, Mover, Step, next_step
+from logyard.service.catalog.mover import APART_S, REFUSALS_MAX, UNDO, WAIT, Mover, Step, next_step
 from logyard.service.catalog.mover import AT_ONCE as MOVES
-from logyard.service.catalog.planner import ROWS_AT_ONCE
-from logyard.service.catalog.reconciler import AT_ONCE, PER_NODE, STEPS_MAX, Doing, Reconciler, Seen
+from logyard.service.catalog.planner import ROWS_AT_ONCE, Plan
+from logyard.service.catalog.reconciler import (
+    AT_ONCE,
+    AVOID_S,
+    PER_NODE,
+    STEPS_MAX,
+    Doing,
+    Reconciler,
+    Seen,
+    planner_of,
+)
 from logyard.service.catalog.steps import ITEMS
 
 from .steps import counted
@@ -102,7 +112,8 @@ async def test_ends_that_come_while_one_is_told_are_told_together(autojump_clock
         uid: SimpleNamespace(
             uid=uid, leading=True, spec=SimpleNamespace(name=f"log-{uid}"),
             raft=SimpleNamespace(
-                role=LEADER, node=1, commit=9, configuration=done, configuration_index=5, progress={}, base=(5, done)
+                role=LEADER, node=1, commit=9, configuration=done, configuration_index=5, progress={}, base=(5, done),
+                term=2,
             ),
         )
         for uid in moves
@@ -115,7 +126,7 @@ async def test_ends_that_come_while_one_is_told_are_told_together(autojump_clock
         mover.look(moves)
         mover.look(moves)
         await trio.sleep(1)
-        row = (1, 5, done.voters, done.learners)
+        row = [1, 5, done.voters, done.learners]
         assert calls.told == [("logs", "report", [row])]
         calls.refuses = 1
         calls.open.set()
@@ -147,6 +158,45 @@ async def test_moves_of_one_look_begin_one_after_the_other(autojump_clock: trio.
     assert [round((at - start) / APART_S) for at in began] == list(range(MOVES))
 
 
+async def test_a_node_that_refuses_is_not_asked_for_ever(autojump_clock: trio.testing.MockClock) -> None:
+    """A halted member takes no leadership over, and a node that lacks a machine's code is no member of its groups."""
+    calls: Any = Calls()
+    calls.open.set()
+    three, asked = Configuration((1, 2, 3)), list[Any]()
+    moves = {
+        1: Move(1, "lead", 1, 3, "node 1 leads more than 3", 0), 2: Move(2, "replace", 2, 4, "node 2 drains", 0),
+        3: Move(3, "remove", 1, 0, "node 1 drains", 0),
+    }  # fmt: skip
+    progress = {number: SimpleNamespace(match=9) for number in (2, 3)}
+    members: Any = {
+        uid: SimpleNamespace(
+            uid=uid, leading=True, spec=SimpleNamespace(name=f"log-{uid}"),
+            raft=SimpleNamespace(
+                role=LEADER, node=1, commit=9, configuration=three, configuration_index=5, progress=progress,
+                base=(5, three), term=2,
+            ),
+        )
+        for uid in moves
+    }  # fmt: skip
+
+    async def refuses(name: str, what: object) -> None:
+        asked.append((name, what))
+        raise Refused(f"{name}: no")
+
+    async with trio.open_nursery() as nursery:
+        mover = Mover(calls, members, {1, 2, 3, 4}, moves.get, refuses, refuses, nursery.start_soon)
+        for _ in range(2 * REFUSALS_MAX):
+            over = {number for _, name, rows in calls.told if name == "finish" for number, _ in rows}
+            for number in over:
+                moves.pop(number, None)
+            mover.look(moves)
+            await trio.sleep(1)
+    ends = dict(row for _, name, rows in calls.told if name == "finish" for row in rows)
+    assert ends == {1: "refused: log-1: no", 2: "refused: log-2: no"}
+    assert Counter(name for name, _ in asked) == {"log-1": 1, "log-2": REFUSALS_MAX, "log-3": 2}
+    assert {what for name, what in asked if name == "log-3"} == {2, 3}, "each once in a while"
+
+
 def node(state: str = ACTIVE) -> Node:
     return Node(state, 1, "", "", 0)
 
@@ -165,6 +215,15 @@ class World:
         self.now = 0.0
         self.revision = 0
         self.planned = self.steps = 0
+        self.ended: list[Ended] = []
+
+    def seen(self, logs: Iterable[Log]) -> Seen:
+        return Seen(
+            self.nodes, logs, self.logs.get, len(self.logs), self.revision, dict, self.moves, self.ended
+        )  # fmt: skip
+
+    def plan(self) -> Plan:
+        return planner_of(self.seen(self.logs.values()), self.reconciler.avoided).plan()
 
     def look(self) -> Doing:
         self.now += 1.0
@@ -177,8 +236,7 @@ class World:
             def __iter__(self) -> Iterator[Log]:
                 return iterated()
 
-        seen = Seen(self.nodes, Logs(), self.logs.get, len(self.logs), self.revision, dict, self.moves)
-        found, steps = counted(self.reconciler.look(self.now, seen))
+        found, steps = counted(self.reconciler.look(self.now, self.seen(Logs())))
         self.steps += steps
         return found
 
@@ -214,6 +272,29 @@ def test_what_is_begun_is_bounded_and_the_rest_follows() -> None:
     for _ in range(40):
         assert world.look() == Doing([], [], [])
     assert world.planned == 2, "where nothing changes, nothing is planned again"
+
+
+def test_what_a_node_refused_it_is_not_offered_again_for_a_while() -> None:
+    world = World(5, 8)
+    world.nodes[3] = node(DEAD)
+    world.take(world.look())
+    first = {move.uid: move.target for move in world.moves.values()}
+    assert {*first.values()} == {4, 5}
+    world.ended = [Ended(number, tuple(move), f"{REFUSED}no", 0) for number, move in world.moves.items()]
+    world.moves.clear()
+    world.now += 10
+    world.take(world.look())
+    second = {move.uid: move.target for move in world.moves.values()}
+    assert second == {uid: 9 - target for uid, target in first.items()}
+    ended = [Ended(100 + number, tuple(move), f"{REFUSED}no", 0) for number, move in world.moves.items()]
+    world.ended += ended
+    world.moves.clear()
+    for _ in range(20):
+        assert world.look().propose == [], "nobody takes them"
+    stuck = world.plan().stuck
+    assert len(stuck) == 8 and stuck[0].why.endswith("; node 4 refused it; node 5 refused it")
+    world.now += AVOID_S
+    assert len([*world.look().propose, *world.look().propose]) == 8
 
 
 def test_many_nodes_share_what_is_begun() -> None:
