@@ -28,7 +28,7 @@ from logyard.protocol.errors import LogyardError
 from ..log import checkpoint_rows as rows
 from ..log.meta_rows import Departed
 from ..log.wal import WalItem
-from ..raft.state import LEADER
+from ..raft.state import FORCED_TERMS, LEADER
 from ..replica.member import STOPPED, Member
 from ..transport.blobs import REFUSED_GROUPS, REMOVED_GROUPS, SendBlob
 from . import forks
@@ -36,6 +36,13 @@ from . import forks
 log = logging.getLogger(__name__)
 
 REFUSES = (0, 0, 0, 0, 0)
+INDEX_BITS = 48
+
+
+def position(term: int, index: int) -> int:
+    """Return a number by which configurations are compared, that of `index` unless members were ever forced: then a
+    later one may have a lower index than one before (`engine.raft.election.force`)."""
+    return (term // FORCED_TERMS << INDEX_BITS) + index
 
 
 class Retire(Protocol):
@@ -142,7 +149,7 @@ class ReplicaGC:
     def _is_out(self, member: Member, index: int, term: int) -> bool:
         raft = member.raft
         left = self.departed.get(member.uid)
-        if left is not None and index <= left.admitted:
+        if left is not None and position(term, index) <= left.admitted:
             return False
         if raft.role == LEADER:
             # Whatever is committed up to its own term it has. Above that it was deposed, or its lineage ended in a
@@ -164,7 +171,9 @@ class ReplicaGC:
         if first and not (await self._keep_fork(member, first, lineage) and self._find(uid) is member):
             return
         log.info("group %s: node %d is no member since index %d", member.spec.name, self._node_id, index)
-        await self._leave(member, index, f"this node is no member of the group any more (index {index})")
+        await self._leave(
+            member, position(term, index), f"this node is no member of the group any more (index {index})"
+        )
 
     async def _keep_fork(self, member: Member, first: int, lineage: forks.Lineage) -> bool:
         """Keep what only this replica has, before it goes; return False where it can't be kept: then it stays,
@@ -181,10 +190,10 @@ class ReplicaGC:
         log.error("group %s: entries %d to %d are not in its lineage; kept in %s", name, first, last, path)
         return True
 
-    async def _leave(self, member: Member, index: int, reason: str) -> None:
+    async def _leave(self, member: Member, removed_at: int, reason: str) -> None:
         raft = member.raft
         last = max((raft.log.last_term, raft.log.last_index), raft.promise)
-        left = self.departed[member.uid] = Departed(raft.term, raft.vote, *last, index)
+        left = self.departed[member.uid] = Departed(raft.term, raft.vote, *last, removed_at)
         self._retire.detach(member, reason)
         await self._rows.forget([member], {member.uid: lambda: rows.departed(member.uid, left)})
 
@@ -192,9 +201,10 @@ class ReplicaGC:
 
     @staticmethod
     def admission(member: Member) -> int:
-        """Return what a definition is offered with: the index of the configuration it stands for, 0 if the group is
+        """Return what a definition is offered with: the position of the configuration it stands for, 0 if the group is
         unborn."""
-        return max(member.raft.configuration_index, min(member.raft.log.last_index, 1))
+        raft = member.raft
+        return position(raft.term, max(raft.configuration_index, min(raft.log.last_index, 1)))
 
     async def refuse(self, uids: Sequence[int]) -> None:
         """Let unborn groups get no replica here as long as they are that: durable on return. The caller sees to it that

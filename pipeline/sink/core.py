@@ -32,7 +32,7 @@ from ..network import NetworkSource
 from ..option_table import tls_of
 from ..sources import Reading, Wanted
 from .options import DIRECT, LEAST, ONCE, SinkOptions
-from .record import CUT, Cut, Fenced, SinkError, SinkLog, State, Stored, is_own
+from .record import CUT, Cut, Fenced, SinkError, SinkLog, State, Stored, is_own, pack_ranges
 from .rows import PAYLOAD_MAX, Batch, frames
 from .sending import Sending
 
@@ -263,7 +263,7 @@ class Sink:
 
     def _check(self, ranges: Sequence[Stored]) -> None:
         """Refuse what can't be committed before anything of it is visible."""
-        size = len(msgpack.packb([list(one) for one in ranges]))
+        size = len(msgpack.packb(pack_ranges(ranges)))
         if len(ranges) > RANGES_MAX or size > MANIFEST_BYTES_MAX:
             raise SinkError(
                 f"{self.name}: this batch has {len(ranges)} pieces ({size} bytes of manifest): a smaller one is "
@@ -305,7 +305,7 @@ class Sink:
                 raise Fenced(f"{self.name}: batch {epoch.epoch} was finished by another commit meanwhile") from error
             raise SinkError(
                 f"{self.name}: rows of batch {epoch.epoch}, which is committed, are not in their stage any more "
-                f"({error}): was {error.log!r} deleted? sinkReset=true writes the batch again, and what is in its logs "
+                f"({error}): was {error.details['log']!r} deleted? sinkReset=true writes the batch again, and what is in its logs "
                 "by now is there twice"
             ) from error
         except LogyardError as error:

@@ -134,6 +134,7 @@ class Mover:
         self._transfer = transfer
         self._spawn = spawn
         self._busy: set[int] = set()
+        self._last = 0
         # By move: how often its target refused to be a member; and until when whom not to hand a leadership to.
         self._refusals: Counter[int] = Counter()
         self._unable: dict[int, dict[int, float]] = {}
@@ -144,14 +145,17 @@ class Mover:
     def look(self, moves: Mapping[int, Move]) -> None:
         """Take up each move (by number) of a group led here."""
         begun = 0
+        # Those go first that had no turn the last time: many that can't go on would keep the others out.
+        after = [number for number in moves if number > self._last]
         for kept in (self._refusals, self._unable):
             for number in kept.keys() - moves.keys():
                 del kept[number]
-        for number, move in moves.items():
+        for number in (*after, *(number for number in moves if number <= self._last)):
             if len(self._busy) >= AT_ONCE:
                 return
-            if number not in self._busy and self._led(move.uid) is not None:
+            if number not in self._busy and self._led(moves[number].uid) is not None:
                 self._busy.add(number)
+                self._last = number
                 self._spawn(self._do, number, begun * APART_S)
                 begun += 1
 

@@ -127,6 +127,35 @@ async def test_one_of_three_makes_itself_the_group_when_the_others_are_gone(tmp_
         await c.append(await c.leader(), [(b"", b"without the survivor")])
 
 
+async def test_who_left_is_let_in_again_by_one_that_was_forced_to_be_the_only_one_and_was_behind(
+    tmp_path: Path,
+) -> None:
+    """The configuration that has it again stands at a lower index than the one without it."""
+    async with cluster(tmp_path, 4, group="") as c:
+        await all_live(c)
+        await c.create("log", [1, 2, 3])
+        await c.lead(1)
+        bodies = await c.fill(1, 5, KIB)
+        await c.applied(among=[1, 2, 3])
+        await c.crash(3)
+        await c.fill(1, 30, KIB)
+        await c.nodes[1].change_membership("log", [("add_promotable", 4)])
+        await until(lambda: c.member(1).raft.configuration.voters == (1, 2, 3, 4))
+        await c.nodes[1].change_membership("log", [("remove", 2)])
+        await c.bare(2)
+        removed_at = c.system(2).host.replica_gc.departed[c.member(1).uid].removed_at
+        await c.crash(1)
+        await c.crash(4)
+        await c.start(3)
+        await until(lambda: c.system(3).live == {2, 3})
+        await c.nodes[3].force_shrink("log")
+        await c.nodes[3].change_membership("log", [("add_promotable", 2)])
+        await until(lambda: c.member(3).raft.configuration.voters == (2, 3))
+        assert c.member(3).raft.configuration_index < removed_at
+        await c.applied(among=[2, 3])
+        assert [body for _, body in await c.read(2)] == bodies
+
+
 async def test_a_removed_replica_goes_and_a_new_one_comes(tmp_path: Path) -> None:
     """Also when the node was away while it was removed; and what the old replica promised holds for the new one."""
     async with cluster(tmp_path, payload_cache_bytes=0) as c:

@@ -158,6 +158,22 @@ async def test_moves_of_one_look_begin_one_after_the_other(autojump_clock: trio.
     assert [round((at - start) / APART_S) for at in began] == list(range(MOVES))
 
 
+async def test_moves_that_do_not_go_on_do_not_keep_out_the_others(autojump_clock: trio.testing.MockClock) -> None:
+    """There are as many as places; each ends its task at once, and the next look begins behind them."""
+    began: list[int] = []
+    members: Any = {
+        uid: SimpleNamespace(leading=True, raft=SimpleNamespace(role=LEADER)) for uid in range(1, 2 * MOVES + 1)
+    }
+    nothing: Any = None
+    moves = {uid: Move(uid, "replace", 3, 4, "node 3 is dead", 0) for uid in members}
+    async with trio.open_nursery() as nursery:
+        mover = Mover(nothing, members, set(), began.append, nothing, nothing, nursery.start_soon)
+        for _ in range(3):
+            mover.look(moves)
+            await trio.sleep(1)
+    assert began[: 2 * MOVES] == [*moves] and began[2 * MOVES :] == [*moves][:MOVES]
+
+
 async def test_a_node_that_refuses_is_not_asked_for_ever(autojump_clock: trio.testing.MockClock) -> None:
     """A halted member takes no leadership over, and a node that lacks a machine's code is no member of its groups."""
     calls: Any = Calls()
