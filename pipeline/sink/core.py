@@ -305,8 +305,8 @@ class Sink:
                 raise Fenced(f"{self.name}: batch {epoch.epoch} was finished by another commit meanwhile") from error
             raise SinkError(
                 f"{self.name}: rows of batch {epoch.epoch}, which is committed, are not in their stage any more "
-                f"({error}): was {error.details['log']!r} deleted? sinkReset=true writes the batch again, and what is in "
-                "its logs by now is there twice"
+                f"({error}): was {error.details['log']!r} deleted? sinkReset=true writes the batch again, and what is "
+                "in its logs by now is there twice"
             ) from error
         except LogyardError as error:
             raise told(self.name, name, error) from error
