@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from logyard.engine.replica import snapshot_sections
+from logyard.engine.replica.quarantine import Quarantine
 from logyard.machines.kv import machine as kv
 from logyard.machines.queue import machine as queue
 from logyard.machines.queue.state import QueueState
@@ -43,6 +44,11 @@ BUGS = (
         "an entry all of whose frames were refused is applied",
         [(kv, "spans_of", edited(("for frame in frames:", "frames[0]\n    for frame in frames:")))],
         featured=frozenset({"sessions"}),
+    ),
+    Bug(
+        "repaired_program_applies_what_was_skipped",
+        "what an operator skipped stays out at every replay",
+        [(Quarantine, "foresee", lambda old: lambda self, member, entries=(): None)],
     ),
     Bug("pieces_not_in_snapshots", "uploads are part of the state", [(snapshot_sections, "uploads_of", nothing)]),
 )

@@ -1,4 +1,5 @@
-"""The append log, and a command at which it fails: a poisoned group is one of the faults."""
+"""The append log, and a command at which it fails: a poisoned group is one of the faults. And a program that was
+repaired since, which takes that command for an append."""
 
 from __future__ import annotations
 
@@ -28,6 +29,22 @@ class OldLog(SimLog):
 
     __slots__ = ()
     version = 1
+
+
+class RepairedLog(AppendLog):
+    """As a program knows it that does not fail any more: what was skipped shifts all offsets where it is applied."""
+
+    __slots__ = ()
+
+    def _other(
+        self, context: Context, frame: Frame, frames: Sequence[Frame], effects: list[Effect]
+    ) -> bytes | Reject | None:
+        return None if frame.commands == b"boom" else super()._other(context, frame, frames, effects)
+
+
+def repaired_machines(name: str, arguments: dict[str, Any]) -> Machine:
+    """As `machines`, of the repaired program."""
+    return RepairedLog() if name == "log" else create_machine(name, arguments)
 
 
 def old_machines(name: str, arguments: dict[str, Any]) -> Machine:

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from logyard.engine.replica import applier, quarantine
 from logyard.payloads import layout
 from logyard.protocol.errors import LogyardError, WalFailed
 
@@ -32,7 +33,7 @@ from .features import FEATURES, MORE_KINDS
 from .keeping import Keeping
 from .kinds import CLIENTS, KINDS, VERBS, forced_of, verbs_for
 from .loop import Doomed, Life, Loop, Stop
-from .machine import machines, old_machines
+from .machine import machines, old_machines, repaired_machines
 from .nemesis import Nemesis
 from .offline import complaints
 from .patches import installed, old_stamps
@@ -60,6 +61,10 @@ BESIDE_BYTES = 256
 """From which size on a body is a large one: a run has few as large as those of a node."""
 REPAIRS = 20
 """So often a read is tried again that met damage."""
+REPAIRED = 3
+"""Of seeds with poisoned groups, every third goes on with repaired programs in the end."""
+REPLAY_BYTES = 4096
+"""They replay batches of so many bytes: a log has several."""
 CONVERGE_S = 40.0
 """Ten election timeouts at their longest (2 s each) after the heal, and as much for what has to be transferred."""
 
@@ -265,8 +270,23 @@ class Run:
             self.safety()
             self.liveness()
             self.result.rounds += 1
+        hosts = self.cluster.hosts.values()
+        if self.seed % REPAIRED == 0 and self._hits()["G1.poison"] and not any(host.old_program for host in hosts):
+            self.repair()
         for group in self.work.groups:
             group.judge()
+
+    def repair(self) -> None:
+        """All nodes get a program that does not fail at what was skipped, and replay: nothing of it may be applied."""
+        self.cluster.machines = repaired_machines
+        before = applier.APPLY_BYTES, quarantine.SCAN_BYTES
+        applier.APPLY_BYTES = quarantine.SCAN_BYTES = REPLAY_BYTES
+        try:
+            for number in list(self.cluster.up):
+                self.cluster.crash(number)
+            self.liveness()
+        finally:
+            applier.APPLY_BYTES, quarantine.SCAN_BYTES = before
 
     def _goes_on(self) -> bool:
         """Whether a run of a minute or more takes longer, as faults that it is to try have hit nothing so far."""
