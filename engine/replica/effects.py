@@ -32,7 +32,7 @@ from ..machine import (
 )
 from ..raft.state import LEADER
 from .apply import REPLICATED, newest_of, says
-from .member import RUNNING, Member
+from .member import HALTED, RUNNING, Member
 
 log = logging.getLogger(__name__)
 
@@ -229,6 +229,9 @@ class Effects:
         """Propose the timers that are due. Called by the ticker; costs only groups that have something pending."""
         for member in list(self.timed):
             state = member.kept
+            if member.state == HALTED:
+                # It goes on when what failed is skipped, and still leads then.
+                continue
             if member.state != RUNNING or not member.leading or state is None or not state.waits:
                 self.timed.discard(member)
             elif member.raft.role == LEADER:
@@ -237,6 +240,8 @@ class Effects:
     def tick_machines(self) -> None:
         """Call `on_tick` of the machines that have it and lead. Called by the ticker every `machine_tick_ms`."""
         for member in list(self.ticking):
+            if member.state == HALTED:
+                continue
             if member.state != RUNNING or not member.leading:
                 self.ticking.discard(member)
             elif member.raft.role == LEADER:

@@ -15,7 +15,7 @@ from logyard.protocol.errors import BadRequest, Busy, NotLeader
 
 from ..config import SystemConfig
 from ..raft.state import LEADER
-from .member import RUNNING, Member
+from .member import HALTED, RUNNING, Member
 from .sessions import EXPIRE, REGISTER
 from .submit import check_leader
 
@@ -107,6 +107,8 @@ class Heartbeats:
         self._looked = now
         for member in list(self._groups):
             table = member.sessions
+            if member.state == HALTED:
+                continue
             if table is None or member.state != RUNNING or member.raft.role != LEADER:
                 self._groups.discard(member)
                 continue

@@ -20,7 +20,7 @@ from logyard.protocol.frame import encode_frame
 from logyard.protocol.pending import PendingReply
 
 from .cluster import PATIENCE, Cluster, cluster, until
-from .scribe import Scribe, command
+from .scribe import Scribe, TickingScribe, command
 from .scribe import machines as scribes
 from .test_effects import keep, same, scribe, tell
 
@@ -486,6 +486,22 @@ async def test_a_rebuilt_machine_keeps_sessions_timers_and_payloads(tmp_path: Pa
                 await c.nodes[1].commit(member, [frame])
             assert caught.value.code == "skipped"
         assert scribe(c, 1).written("note") == ["before", "in session"]
+
+
+async def test_who_was_halted_while_it_led_rings_timers_and_ends_sessions_when_it_goes_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, group="", machines=lambda name, arguments: TickingScribe()) as c:
+        await group(c)
+        replicas, member = c.system(1).replicas, c.member(1, "s")
+        await tell(c, "s", "in", "bell", 1500)
+        replicas.commands.propose(member, "register", 9, 1, 1500)
+        index = await blow(c)
+        replicas.effects.tick()
+        replicas.effects.tick_machines()
+        replicas.heartbeats.look()
+        await skip(c, index)
+        ticks = scribe(c, 1).written("note").count("tick")
+        await until(lambda: scribe(c, 1).written("rang") == ["bell"] and scribe(c, 1).written("ended") == [9], "late")
+        await until(lambda: scribe(c, 1).written("note").count("tick") > ticks, "it ticks")
 
 
 async def test_a_fault_in_a_timer_is_skipped_like_a_command(tmp_path: Path) -> None:
