@@ -471,7 +471,7 @@ class Keeper:
         catalog = self.catalog
         if catalog is None:
             return None
-        avoid = {} if self._reconciler is None else self._reconciler.avoided
+        avoid: Mapping[int, Collection[int]] = {} if self._reconciler is None else self._reconciler.avoided
         planner = planner_of(await self._seen_in(catalog), avoid)
         await in_turns(planner.steps())
         return planner.found()
