@@ -9,6 +9,7 @@ write to the logs themselves, as lanes of the batch's epoch; that needs rows whi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ from .sending import Sending
 if TYPE_CHECKING:
     import pyarrow
 
+OWN = re.compile(r"(.+)\.(?:log|stage-\d+)")
+"""Names of the logs that a sink keeps itself in."""
 RANGES_MAX = 1_000_000
 MANIFEST_BYTES_MAX = 32 << 20
 STAGED = Reading(payloads=True, inline_bytes=PAYLOAD_MAX)
@@ -221,10 +224,11 @@ class Sink:
 
     def _check_foreign(self, name: str) -> None:
         """Raise `SinkError` for a row's log that a sink keeps itself in: it could not read its state any more."""
-        own = self.options.guarantee != LEAST and (
-            name == f"{self.options.sink}.log" or name.startswith(f"{self.options.sink}.stage-")
-        )
-        if own or (name.endswith(".log") and is_own(self.yard.log(name))):
+        found = OWN.fullmatch(name)
+        if found is None:
+            return
+        own = found[1] == self.options.sink and self.options.guarantee != LEAST
+        if own or is_own(self.yard.log(f"{found[1]}.log")):
             raise SinkError(
                 f"{self.name}: log {name!r} is {'the' if own else 'another'} sink's own, and no row may go to it"
             )

@@ -555,8 +555,9 @@ def test_rows_do_not_go_to_the_log_of_another_sink(cluster: LocalCluster, yard: 
     rows = [[(other.log("a"), b"0", b"a")]]
     other.do(0, rows)
     own = f"sink-{other.number}.log"
-    with pytest.raises(SinkError, match=rf"log '{own}' is another sink's own"):
-        query.do(0, [[(own, b"0", b"a")]])
+    for name in (own, f"sink-{other.number}.stage-0"):
+        with pytest.raises(SinkError, match=rf"log '{name}' is another sink's own"):
+            query.do(0, [[(name, b"0", b"a")]])
     other.do(1, rows)
     # Of a name that looks like one nothing is thought.
     name = f"app-{query.number}.log"
