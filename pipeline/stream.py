@@ -13,7 +13,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins. Raises `OptionError`, `DataLoss`."""
-        names = self.options.names
+        names: Collection[str] | None = self.options.names
         if self.options.topics is not None:
             rows = topic_rows(self.source.yard, self.options.topics)
             self._note_ended(rows)

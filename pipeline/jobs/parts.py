@@ -76,7 +76,7 @@ def is_whole(source: Path, part: Part, payloads: bool) -> bool:
     try:
         if not payloads:
             with parquet.ParquetFile(source / part.file, page_checksum_verification=True) as file:
-                return sum(batch.num_rows for batch in file.iter_batches(ROWS)) == part.rows
+                return bool(sum(batch.num_rows for batch in file.iter_batches(ROWS)) == part.rows)
         for row in read_part(source, part, part.first):
             if row.place is not None:
                 for _ in pieces_of(row):

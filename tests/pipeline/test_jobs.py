@@ -16,7 +16,7 @@ from logyard.client.sync import Yard, connect_sync
 from logyard.pipeline.errors import OptionError
 from logyard.pipeline.jobs import export as exporting
 from logyard.pipeline.jobs import manifest as manifests
-from logyard.pipeline.jobs.digests import digest_logs
+from logyard.pipeline.jobs.digests import digest_logs, ranges_of
 from logyard.pipeline.jobs.export import UNFINISHED, Export, export_parts, make_plan, plan_tasks, run_export
 from logyard.pipeline.jobs.importing import Import, LogImport, run_import
 from logyard.pipeline.jobs.manifest import FOOTER, ExportError, Part, folder_of, read_manifest
@@ -171,7 +171,7 @@ def test_two_runs_of_an_export_have_one_plan(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export = job(cluster, tmp_path)
-    ranges, plans = exporting.ranges_of, []
+    ranges, plans = ranges_of, list[dict[str, Any]]()
 
     def slow(options: Any) -> Any:
         found = ranges(options)
