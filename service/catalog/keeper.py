@@ -387,14 +387,14 @@ class Keeper:
             row = logs.of_uid(uid)
             if (
                 row is not None
-                and (row.forced, row.seen) >= (found.forced, found.index)
+                and (row.forced, row.seen) >= (found.forced, found.at)
                 and row.state not in (MAKING, UNDOING)
             ):
                 self._reported[uid] = mark
             elif row is not None:
                 reports.append(found.plain())
             else:
-                imports.append(_imported(member.spec, found.index, found.voters, found.learners))
+                imports.append(_imported(member.spec, found.at, found.voters, found.learners))
             if len(reports) + len(imports) >= REPORTS_MAX:
                 break
         # Index 0: an intent, that the catalogue's leader sees to, as nobody knows whether it was finished.

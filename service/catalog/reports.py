@@ -10,11 +10,11 @@ from logyard.engine.replica.member import Member
 
 
 class Report(NamedTuple):
-    """The members of group `uid`, by its configuration at `index`. `forced`: how often its members were forced before
+    """The members of group `uid`, by its configuration at entry `at`. `forced`: how often its members were forced before
     that (`force-shrink`): what was seen with less is older, whatever its index."""
 
     uid: int
-    index: int
+    at: int
     voters: Sequence[int]
     learners: Sequence[int]
     forced: int = 0

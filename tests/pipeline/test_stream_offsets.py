@@ -264,6 +264,7 @@ def test_a_partition_that_came_and_went_and_was_never_seen_is_a_loss_or_a_row() 
     plain = json.loads(json.dumps(end.plain()))
     assert parse_offset(plain) == end and plain["gone"] == {"t": 5} and plain["lost"] == ["t.1"]
     assert between(start, end) == Batch([], [Lost("t.1", 0)]) and between(end, replace(end, lost=())) == Batch([], [])
-    for wrong in ({"gone": []}, {"gone": {"t": "x"}}, {"lost": "t.1"}, {"lost": [1]}):
+    damaged: list[dict[str, Any]] = [{"gone": []}, {"gone": {"t": "x"}}, {"lost": "t.1"}, {"lost": [1]}]
+    for wrong in damaged:
         with pytest.raises(BadOffset, match="damaged"):
             parse_offset({**plain, **wrong})
