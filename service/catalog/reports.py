@@ -10,8 +10,8 @@ from logyard.engine.replica.member import Member
 
 
 class Report(NamedTuple):
-    """The members of group `uid`, by its configuration at entry `at`. `forced`: how often its members were forced before
-    that (`force-shrink`): what was seen with less is older, whatever its index."""
+    """The members of group `uid`, by its configuration at entry `at`. `forced`: how often its members were forced
+    before that (`force-shrink`): what was seen with less is older, whatever its index."""
 
     uid: int
     at: int

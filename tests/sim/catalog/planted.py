@@ -54,7 +54,7 @@ PLANTED = (
         Bug(
             "delete_for_an_orphan", "a group that the catalogue does not know is imported, never removed",
             [(Keeper, "_report", edited((
-                "imports.append(_imported(member.spec, index, configuration.voters, configuration.learners))",
+                "imports.append(_imported(member.spec, found.at, found.voters, found.learners))",
                 "await self._doors.registry.delete([uid])",
             )))],
         ),
@@ -63,7 +63,7 @@ PLANTED = (
     Planted(
         Bug(
             "old_report_wins", "a report with a lower configuration index changes nothing",
-            [(Logs, "_report", edited(("news = index > row.seen", "news = index != row.seen")))],
+            [(Logs, "_report", edited(("news = (forced, index) > (row.forced, row.seen)", "news = index != row.seen")))],
         ),
         ["drain", "dead", "returned"],
     ),
