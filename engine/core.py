@@ -168,6 +168,10 @@ class Core(Protocol):
         """Lead no more, and try no more to."""
         ...
 
+    def stand_again(self) -> None:
+        """Try to lead again where nobody does: what `give_way` was for is over. The host has the member ticked."""
+        ...
+
     def stop(self) -> None:
         """Take no more part."""
         ...

@@ -289,6 +289,10 @@ class Raft:
         """Campaign no more, and hand leadership over. The host has the member ticked."""
         self.may_lead = False
 
+    def stand_again(self) -> None:
+        """Campaign again where nobody leads: what `give_way` was for is over. The host has the member ticked."""
+        self.may_lead = True
+
     # ---- in: time, nodes, links
 
     def tick(self) -> bool:

@@ -308,7 +308,10 @@ class Member(Replicated):
         self.heard_ns = now_ns
 
     def recover(self) -> None:
-        """Run again: a snapshot lies above whatever this member was halted at; its sender got over it."""
+        """Run again: a snapshot lies above whatever this member was halted at; its sender got over it. One that waited
+        for another program may lead again: this one could restore it."""
+        if self.halt is not None and self.halt.version:
+            self.raft.stand_again()
         self.state, self.reason, self.halt, self.left_out = RUNNING, "", None, None
 
     def raise_floor(self, release: int) -> None:

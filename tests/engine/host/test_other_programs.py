@@ -10,7 +10,7 @@ import pytest
 from logyard.engine.machine import Sections
 
 from .cluster import cluster, until
-from .scribe import Scribe
+from .scribe import Scribe, command
 from .scribe import machines as scribes
 from .test_effects import same, scribe, tell
 
@@ -78,3 +78,43 @@ async def test_nor_of_a_group_that_only_the_wal_knows(tmp_path: Path, count: int
         await tell(c, "s", "note", "repaired")
         await same(c)
         assert scribe(c, 1).written("note") == ["young", "repaired"]
+
+
+class Picky(Scribe):
+    """Fails over one state, as a defect does."""
+
+    def restore(self, sections: Sections) -> None:
+        super().restore(sections)
+        if self.written("note")[-1] == "odd":
+            raise ZeroDivisionError("a defect of this program")
+
+
+async def test_who_is_brought_up_by_a_snapshot_that_it_can_restore_may_lead_again(tmp_path: Path) -> None:
+    makes: list[Any] = [scribes]
+    async with cluster(tmp_path, machines=lambda *named: makes[0](*named)) as c:
+        await c.create("s", machine="scribe")
+        await tell(c, "s", "note", "odd")
+        await c.applied("s")
+        raft = c.member(3, "s").raft
+        await until(lambda: raft.log.stable == raft.log.last_index, "what is applied is durable here, too")
+        await c.nodes[3].snapshot(["s"])
+        makes[0] = lambda name, arguments: Picky() if name == "scribe" else scribes(name, arguments)
+        await c.restart(3)
+        await until(lambda: c.member(3, "s").state == "halted")
+        assert not c.member(3, "s").raft.may_lead
+        await c.leader("s", [1, 2])
+        c.partition(3)
+        leader = await c.leader("s", [1, 2])
+        await c.nodes[leader].command(c.member(leader, "s"), command("note", "even"))
+        await c.applied("s", [1, 2])
+        for number in (1, 2):
+            await c.nodes[number].snapshot(["s"])
+            await c.nodes[number].compact()
+            member = c.member(number, "s")
+            await until(lambda member=member: member.raft.log.snapshot_index == member.snapshot_index > 0)
+        c.network.heal()
+        await until(lambda: c.member(3, "s").state == "running", "a snapshot lies above what it could not restore")
+        assert c.member(3, "s").raft.may_lead and c.system(3).transfers.snapshot_receiver.installed == 1
+        await c.lead(3, "s")
+        await tell(c, "s", "note", "led by it")
+        assert await same(c)

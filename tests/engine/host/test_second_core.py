@@ -164,6 +164,8 @@ class Lone:
 
     def give_way(self) -> None: ...
 
+    def stand_again(self) -> None: ...
+
     def tell(self) -> bool:
         return False
 

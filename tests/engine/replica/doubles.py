@@ -60,6 +60,9 @@ class Core:
     def give_way(self) -> None:
         self.may_lead = False
 
+    def stand_again(self) -> None:
+        self.may_lead = True
+
     def on_applied(self, index: int) -> None:
         assert index == self.applied + 1, "in order, each once"
         self.applied = index
