@@ -149,6 +149,7 @@ class System:
         storage.damaged.bind(logs.found)
         storage.lost.bind(self.repair.refill.lose)
         storage.forgotten.bind(chunks.forget)
+        storage.chunks_left.bind(chunks.drop)
         storage.queued.bind(lambda: self.admission.queued)
         storage.is_left.bind(logs.is_left)
         storage.payload_entries.bind(self.replicas.reader.payload_entries)

@@ -55,6 +55,8 @@ class Above(Upcalls):
         """Payloads of a group's entries, first to last, are on no file here."""
         self.forgotten = Upcall[[int], object]()
         """A group's replica goes, with all that came for it."""
+        self.chunks_left = Upcall[[int, Sequence[bytes]], None]()
+        """The snapshot of a group that named these chunks is stored no more."""
         self.queued = Upcall[[], int]()
         """How many bytes were admitted, and are not with group commit yet?"""
         self.is_left = Upcall[[Member], bool]()
@@ -67,8 +69,8 @@ class Above(Upcalls):
         """What is stored with a snapshot, in the same commit?"""
         self.kept_above = Upcall[[Member], int]()
         """Up to where may a member's log go, for all that transfers need of it?"""
-        self.tidy_transfers = Upcall[[], Awaitable[None]]()
-        """Give back what was kept for transfers that are over."""
+        self.tidy_transfers = Upcall[[], Awaitable[bool]]()
+        """Give back what was kept for transfers that are over; is there more of it?"""
         self.no_room = Upcall[[], None]()
         """The disk is full: no promise may hold up space."""
 
@@ -128,9 +130,7 @@ def compose_storage(
         WalConfig.of(config).batch_bytes,
     )
     space = Space(ground.path, ground.disk, config, group_commit, above.queued, refused)
-    meta_batch = MetaBatch(
-        members, meta, store, space, acquaintances, above.failed, ground.spawn, above.beside
-    )  # fmt: skip
+    meta_batch = MetaBatch(members, meta, store, space, acquaintances, above.failed, ground.spawn, above.beside)
     unflushed = Unflushed(ground.wal)
     location = Location(store, unflushed, config.pin_ms / 1000)
     geometry = Geometry(config.ring_slots, config.ring_slot_bytes)
@@ -164,13 +164,14 @@ def compose_storage(
     gc_blockers = GcBlockers(members, unflushed, location, segments, config.segments_max, above.snapshot)
     janitor = Janitor(
         group_commit, space, meta_batch, segments, segment_writer, compactor, store.jobs,
-        _later(ground, space, location, gc_blockers, above), lambda: _no_room(location, above),
+        _later(ground, space, location, gc_blockers, above, lambda: janitor.look()), lambda: _no_room(location, above),
     )  # fmt: skip
     recount = Recount(members, accounting, janitor.lock, ground.spawn, janitor.look, above.damaged)
     rehoming = Rehoming(members, store, meta_batch, location, accounting, janitor.lock)
     group_logs = GroupLogs(
-        members, group_commit, meta_batch, segment_writer, segments, rings, accounting, janitor, forgotten
-    )
+        members, group_commit, meta_batch, segment_writer, segments, rings, accounting, janitor, forgotten,
+        above.chunks_left,
+    )  # fmt: skip
     return Storage(
         above, store.jobs, group_commit, space, meta_batch, location, segments, rings, accounting, segment_writer,
         compactor, checkpoints, gc_blockers, janitor, rehoming, group_logs,
@@ -189,13 +190,19 @@ def _limit(ground: Ground, group_commit: GroupCommit, unflushed: Unflushed) -> C
 
 
 def _later(
-    ground: Ground, space: Space, location: Location, gc_blockers: GcBlockers, above: Above
+    ground: Ground,
+    space: Space,
+    location: Location,
+    gc_blockers: GcBlockers,
+    above: Above,
+    look: Callable[[], None],
 ) -> Sequence[tuple[str, Callable[[], Awaitable[object]]]]:
-    """Return the janitor's jobs that touch no file."""
+    """Return the janitor's jobs that touch no file; it is to `look` again where one is not done."""
 
     async def tidy() -> None:
         location.expire(time.monotonic())
-        await above.tidy_transfers()
+        if await above.tidy_transfers():
+            look()
 
     config = ground.config
     due = DueSnapshots(

@@ -27,8 +27,9 @@ from .space import RETRY_S
 
 
 class GroupLogs:
-    """One node's. `forgotten(uid)`: nothing that came for a replica, and no payload of it, counts any more. Who holds
-    `janitor_lock` has the files to itself."""
+    """One node's. `forgotten(uid)`: nothing that came for a replica, and no payload of it, counts any more;
+    `chunks_left(uid, names)`: the snapshot that named them is stored no more. Who holds `janitor_lock` has the files
+    to itself."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class GroupLogs:
         accounting: LivenessAccounting,
         janitor: Janitor,
         forgotten: Callable[[int], object],
+        chunks_left: Callable[[int, Sequence[bytes]], None],
     ) -> None:
         self.janitor_lock = janitor.lock
         self._members = members
@@ -52,6 +54,7 @@ class GroupLogs:
         self._accounting = accounting
         self._janitor = janitor
         self._forgotten = forgotten
+        self._chunks_left = chunks_left
 
     async def forget(self, members: Sequence[Member], rows: Mapping[int, Callable[[], Iterable[Put]]]) -> None:
         """Let replicas go: `rows`, by uid, give the rows that say so, their payloads are dead. A uid may have none."""
@@ -72,6 +75,12 @@ class GroupLogs:
             self._segments.leave(member, run.segment)
         if member.spec.is_system:
             self._rings.remove(member.uid)
+        self.leave_chunks(member.uid, member.chunks)
+
+    def leave_chunks(self, uid: int, names: Sequence[bytes]) -> None:
+        """Let the chunks go that a snapshot named which is stored no more. Some at a time: a commit with all of them
+        would hold up everybody."""
+        self._chunks_left(uid, names)
 
     async def _insist(self) -> None:
         """Commit what is decided, whatever it takes."""

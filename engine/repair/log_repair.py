@@ -18,7 +18,7 @@ mended at once, and what one leader allowed the next does not know. Called by `s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Set
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -40,6 +40,7 @@ from ..raft.state import LEADER
 from ..recovery.damage import Damaged, blank, configuration_of, judge
 from ..replica.apply import NotRestored
 from ..replica.member import RUNNING, STOPPED, Member
+from ..snapshot import format as snapshot_format
 from ..snapshot.format import Snapshot
 from ..transport.blobs import MEND_ASK, MEND_TURN, SendBlob
 from ..types import Spec
@@ -87,6 +88,10 @@ class Storage(Protocol):
 
     def restart(self, uid: int) -> int:
         """Let the log of a group, of which the WAL has nothing, begin anywhere; return the newest batch's number."""
+        ...
+
+    def leave_chunks(self, uid: int, names: Sequence[bytes]) -> None:
+        """Let the chunks go that a snapshot named which is stored no more."""
         ...
 
     def take_over(self, old: Member, member: Member) -> None:
@@ -221,8 +226,9 @@ class LogRepair:
         """Return the member of a group that was barred, whose definition another member told."""
         state = self._stored_state(spec.uid)
         known = self.known[spec.uid]
-        start = blank(spec.uid, state, Recovered())
+        start, chunks = blank(spec.uid, state, Recovered()), self._named(spec.uid)
         self._store(spec.uid, known, [start.put(), (meta_rows.snapshot_key(spec.uid), None)])
+        self._storage.leave_chunks(spec.uid, chunks)
         self.barred.discard(spec.uid)
         mend = Mend(self.new_round(), known.terms)
         return self._host.build(spec, start, None, Recovered(), mend)
@@ -257,7 +263,9 @@ class LogRepair:
         member = self._host.build(spec, start, None, Recovered(), mend)
         suffix = meta_rows.KEY.pack(spec.uid)
         puts: list[rows.Put] = [(key, None) for key in self._meta_batch.meta.lost if key.endswith(suffix)]
+        chunks = self._named(spec.uid)
         member = self._settle(member, damaged, [*puts, (meta_rows.snapshot_key(spec.uid), None), start.put()])
+        self._storage.leave_chunks(spec.uid, chunks)
         self.blank.add(spec.uid)
         return member
 
@@ -280,6 +288,13 @@ class LogRepair:
             return meta_rows.StateRow.unpack(key, value) if value is not None else None
         except Exception:  # as above
             return None
+
+    def _named(self, uid: int) -> tuple[bytes, ...]:
+        """Return the chunks that a stored snapshot names, as far as it can be read. BLOCKING."""
+        try:
+            return snapshot_format.read_manifest(self._meta_batch.snapshot(uid).data, uid).chunks
+        except Exception:  # as above
+            return ()
 
     def _store(self, uid: int, damaged: Damaged, puts: list[rows.Put]) -> None:
         self._meta_batch.meta.commit([*puts, rows.damaged(uid, damaged.pack())])
@@ -398,6 +413,8 @@ class LogRepair:
             member.explain(reason)
             self._members[uid] = member
             storage.take_over(old, member)
+            if snapshot is None:
+                storage.leave_chunks(uid, old.chunks)
         self._host.enliven(member)
 
     def _snapshot(self, uid: int) -> meta_rows.SnapshotRow | None:

@@ -1,18 +1,21 @@
 """Which chunks of large snapshot sections are stored, and for whom; and what is kept for transfers under way.
 
-A chunk's row stays while a stored snapshot, an intent (a snapshot that is on its way here) or a lease names it. The
-first two are rows themselves, so the counts survive a crash: a start drops the chunks that no row names. A lease is a
-pin: a laggard's claim to the snapshot it was offered, and to the log above it, so that it need no other one
-afterwards. It lasts while the transfer makes progress, is bounded in time and bytes, and the first to go when the disk
-is full; a laggard whose lease ended hears that a chunk is gone, and is offered a newer snapshot. Payload bytes need no
-such pin: what is released during a transfer is answered with a tombstone (`snapshot_sender`). Called by `meta_batch`
+A chunk's row stays while a stored snapshot, an intent (a snapshot that is on its way here) or a lease names it; what
+loses a name is looked at again before it goes, some chunks in a commit. The first two are rows themselves, so the
+counts survive a crash: a start drops the chunks that no row names. A lease is a pin: a laggard's claim to the snapshot
+it was offered, and to the log above it, so that it need no other one afterwards. It lasts while the transfer makes
+progress, is bounded in time and bytes, and the first to go when the disk is full; a laggard whose lease ended hears
+that a chunk is gone, and is offered a newer snapshot. Payload bytes need no such pin: what is released during a
+transfer is answered with a tombstone (`snapshot_sender`). Called by `meta_batch`
 (changes), `snapshot_sender` (leases), `snapshot_receiver` (intents), and `checkpoints` (how far a log may go, and its
 janitor).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import Protocol
 
 import msgpack
@@ -31,6 +34,10 @@ from ..snapshot.format import Encoded, Manifest
 
 LOG_ENTRIES_MAX = 1_000_000
 """Entries of a log kept for a transfer: about 100 MB of segments. Their payloads go when they are released."""
+DELETED_MAX = 16
+"""Chunks that go in one commit, 16 MiB at most: others wait for it."""
+COMMITS_MAX = 8
+"""Of these in one turn of the janitor, which has WAL files to look after."""
 ANY = 1 << 63
 """Above every index."""
 Owner = tuple[int, int]
@@ -170,8 +177,8 @@ class Chunks:
                 continue
             intent = self.intents.get(uid)
             kept = set(intent.chunks) if intent is not None else set()
-            if uid not in deleted and self._meta_batch.has_snapshot(uid):
-                kept |= set(snapshot_format.read_manifest(self._meta_batch.snapshot(uid).data, uid).chunks)
+            if uid not in deleted:
+                kept |= self._stored(uid)
             gone += [(key, None) for key in keys if key[len(meta_rows.CHUNK) : -8] not in kept]
         return gone
 
@@ -267,7 +274,7 @@ class Chunks:
             intent = before.taken_over(index, term, names)
             # What a failing generation took with it is not here any more.
             intent.cover([one for one in intent.covered if not lost(uid, *one)], 0)
-            self._drop(uid, set(before.chunks) - set(names))
+            self.drop(uid, set(before.chunks) - set(names))
         self.intents[uid] = intent
         await self.store(uid, intent)
         return intent, before is not None and bool(before.covered)
@@ -280,9 +287,15 @@ class Chunks:
             raise LogyardError(f"group {uid:016x} does not run on this node any more")
 
     async def store_chunks(self, uid: int, chunks: Mapping[bytes, memoryview]) -> None:
-        """Store chunks that came for an intent."""
-        puts = [(meta_rows.chunk_key(uid, name), bytes(data)) for name, data in chunks.items()]
-        await self._meta_batch.commit(lambda: puts)
+        """Store chunks that came for an intent: if it went meanwhile, nobody would delete them."""
+        found = {name: bytes(data) for name, data in chunks.items()}
+
+        def build() -> list[rows.Put]:
+            intent = self.intents.get(uid)
+            wanted = found.keys() & intent.chunks if intent is not None else ()
+            return [(meta_rows.chunk_key(uid, name), found[name]) for name in wanted]
+
+        await self._meta_batch.commit(build)
 
     def installed(self, uid: int) -> None:
         """Forget an intent whose row went in the commit that stored the snapshot, which names its chunks."""
@@ -292,7 +305,7 @@ class Chunks:
         """Forget what came for a replica that goes; return whether there was anything."""
         intent = self.intents.pop(uid, None)
         if intent is not None:
-            self._drop(uid, intent.chunks)
+            self.drop(uid, intent.chunks)
         return intent is not None
 
     async def abandon(self, uid: int) -> None:
@@ -300,7 +313,9 @@ class Chunks:
         if self.forget(uid):
             await self._meta_batch.commit(lambda: [(meta_rows.intent_key(uid), None)])
 
-    def _drop(self, uid: int, names: Iterable[bytes]) -> None:
+    def drop(self, uid: int, names: Iterable[bytes]) -> None:
+        """Have chunks deleted unless something names them when it is their turn. What named them does so no more, also
+        after a crash."""
         self._maybe_gone.update((uid, name) for name in names)
 
     # Rows
@@ -328,24 +343,44 @@ class Chunks:
         for name in stored - needed - held:
             yield meta_rows.chunk_key(member.uid, name), None
 
-    async def collect(self) -> None:
-        """Delete what leases and intents let go, unless something else names it. Called by the janitor."""
-        if not self._maybe_gone:
-            return
-        asked, self._maybe_gone = self._maybe_gone, set()
+    def _stored(self, uid: int) -> set[bytes]:
+        """Return what a group's stored snapshot names, if it has one. Raises `LogyardError`."""
+        if not self._meta_batch.has_snapshot(uid):
+            return set()
+        return set(snapshot_format.read_manifest(self._meta_batch.snapshot(uid).data, uid).chunks)
 
-        def build() -> list[rows.Put]:
-            found: list[rows.Put] = []
-            for uid in {uid for uid, _ in asked}:
-                # A group that sleeps, or is being deleted: at the next start.
-                member = self._members.get(uid)
-                if member is not None:
-                    names = {name for owner, name in asked if owner == uid} - self._held(uid) - set(member.chunks)
-                    found += [(meta_rows.chunk_key(uid, name), None) for name in names]
-            return found
-
+    def _needed(self, uid: int) -> set[bytes] | None:
+        """Return which chunks of a group something names; None where only a start can tell. Between two commits."""
+        member = self._members.get(uid)
+        if member is not None:
+            # What is left of a damaged one is evidence.
+            return None if member.damaged else self._held(uid) | set(member.chunks)
         try:
-            await self._meta_batch.commit(build)
-        except BaseException:
-            self._maybe_gone |= asked
-            raise
+            # It sleeps, or it went, and another replica may be on its way here.
+            return self._held(uid) | self._stored(uid)
+        except LogyardError:
+            return None
+
+    def _unneeded(self, asked: Sequence[tuple[int, bytes]]) -> list[rows.Put]:
+        found: list[rows.Put] = []
+        for uid in {uid for uid, _ in asked}:
+            needed = self._needed(uid)
+            if needed is not None:
+                names = [name for owner, name in asked if owner == uid and name not in needed]
+                found += [(meta_rows.chunk_key(uid, name), None) for name in names]
+        return found
+
+    async def collect(self) -> bool:
+        """Delete what is to go and nothing names, some chunks in a commit: others have theirs in between. Return
+        whether there is more. Called by the janitor."""
+        for _ in range(COMMITS_MAX):
+            if not self._maybe_gone:
+                break
+            asked = list(islice(self._maybe_gone, DELETED_MAX))
+            self._maybe_gone.difference_update(asked)
+            try:
+                await self._meta_batch.commit(partial(self._unneeded, asked))
+            except BaseException:
+                self._maybe_gone.update(asked)
+                raise
+        return bool(self._maybe_gone)

@@ -49,11 +49,12 @@ class Transfers(NamedTuple):
     pull_answers: PullAnswers
     snapshot_receiver: SnapshotReceiver
 
-    async def collect(self, is_here: Callable[[int], bool]) -> None:
-        """Give back what was kept for other members' transfers, or for one that came to nothing."""
+    async def collect(self, is_here: Callable[[int], bool]) -> bool:
+        """Give back what was kept for other members' transfers, or for one that came to nothing; return whether
+        there is more of it."""
         self.chunks.expire(trio.current_time())
         await self.snapshot_receiver.collect(is_here)
-        await self.chunks.collect()
+        return await self.chunks.collect()
 
     def handlers(self) -> dict[int, blobs.Handler]:
         """Return who takes which blobs."""

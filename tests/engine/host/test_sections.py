@@ -256,6 +256,61 @@ async def test_the_chunks_of_a_deleted_group_go(tmp_path: Path) -> None:
         assert not stored(c, 1)
 
 
+@pytest.mark.parametrize("how", ["deleted", "removed"])
+async def test_the_chunks_of_a_replica_that_goes_do_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """They stayed, in both copies of the meta store, until the next start; and none of a snapshot that is named."""
+    monkeypatch.setattr("logyard.engine.transfer.chunks.DELETED_MAX", 1)
+    async with shelves(tmp_path, 3) as c:
+        await c.create("other")
+        await c.lead(1)
+        for name in ("log", "other"):
+            number = await c.leader(name)
+            with trio.fail_after(20):
+                frame = encode_frame([(b"", None)], command=msgpack.packb(["big", 1, 3 * MIB]))
+                await c.nodes[number].commit(c.member(number, name), frame)
+            await c.applied(name)
+        raft = c.member(3).raft
+        await until(lambda: raft.log.stable == raft.log.last_index, "what is applied is durable here, too")
+        await c.nodes[3].snapshot()
+        meta, uid = c.system(3).storage.meta_batch.meta, c.member(3).uid
+        assert len(c.member(3).chunks) == 3 and len(meta.keys(meta_rows.CHUNK)) == 6
+        if how == "deleted":
+            await c.nodes[1].delete_group("log")
+        else:
+            await c.nodes[1].change_members("log", "remove", 3)
+        await until(lambda: len(meta.keys(meta_rows.CHUNK)) == 3)
+        assert not [key for key in meta.keys(meta_rows.CHUNK) if key.endswith(meta_rows.KEY.pack(uid))]
+        await c.restart(3)
+        await c.applied("other")
+        assert c.log(3, "other").books == c.log(1, "other").books and stored(c, 3)
+
+
+async def test_the_chunks_of_a_snapshot_that_a_repair_gives_up_go(tmp_path: Path) -> None:
+    async with shelves(tmp_path, 3) as c:
+        await c.lead(1)
+        await put(c, 1, "big", 1, 2 * MIB)
+        await c.applied()
+        raft = c.member(3).raft
+        await until(lambda: raft.log.stable == raft.log.last_index, "what is applied is durable here, too")
+        await c.nodes[3].snapshot()
+        await c.nodes[3].compact()
+        old, meta, logs = stored(c, 3), c.system(3).storage.meta_batch.meta, c.system(3).repair.log_repair
+        await put(c, 1, "big", 2, 2 * MIB)
+        await c.applied()
+        await c.nodes[1].snapshot()
+        await c.nodes[1].compact()
+        meta.commit([(sorted(meta.keys(meta_rows.CHUNK))[0], b"not what its name says")])
+        member = c.member(3)
+        logs.found(member, Corrupt("a scrub", 0, "its chunk", "another"))
+        await until(lambda: (known := logs.known.get(member.uid)) is not None and known.sound, "it is mended")
+        await c.applied()
+        assert c.log(3).books == c.log(1).books
+        await until(lambda: not old & stored(c, 3), "they are nobody's")
+        assert stored(c, 3) == set(c.member(3).chunks)
+
+
 # Checkpoints
 
 

@@ -25,6 +25,7 @@ class Bench:
         self.member: Any = SimpleNamespace(
             uid=7, segments=[SimpleNamespace(segment=2), SimpleNamespace(segment=3)], flushed=4, compactable=9,
             raft=SimpleNamespace(stopped=False), spec=SimpleNamespace(is_system=False),
+            chunks=(b"one", b"two"),
         )  # fmt: skip
         self.members = {7: self.member}
         self.wal: Any = SimpleNamespace(
@@ -60,6 +61,7 @@ class Bench:
             homes,
             janitor,
             self.note("forgotten"),
+            lambda uid, names: self.did.append(("chunks", uid, names)),
         )
 
     def note(self, what: str) -> Callable[..., None]:
@@ -99,7 +101,7 @@ async def test_a_replica_leaves_its_segments_when_the_rows_say_that_it_is_gone()
     await bench.logs.forget([bench.member], {7: lambda: [(b"row", None)], 8: lambda: [(b"other", None)]})
     assert bench.did == [
         "flush forgets", "forgotten", "wal forgets", "homes forget", ("decide", [(b"row", None)]),
-        ("decide", [(b"other", None)]), "commit", ("leave", 2), ("leave", 3),
+        ("decide", [(b"other", None)]), "commit", ("leave", 2), ("leave", 3), ("chunks", 7, (b"one", b"two")),
     ]  # fmt: skip
 
 
@@ -108,13 +110,13 @@ async def test_what_is_decided_waits_for_room_and_for_nothing_else(monkeypatch: 
     bench = Bench()
     bench.errors = [NoSpace("full"), NoSpace("full")]
     await bench.logs.forget([bench.member], {7: tuple})
-    assert bench.did.count("make room") == 2 and bench.did[-3:] == ["commit", ("leave", 2), ("leave", 3)]
+    assert bench.did.count("make room") == 2 and bench.did[-4:-1] == ["commit", ("leave", 2), ("leave", 3)]
     assert bench.did.count(("decide", [])) == 1, "whatever is stored first brings it along"
     bench = Bench()
     bench.errors = [WalFailed("the disk")]
     with pytest.raises(WalFailed):
         await bench.logs.forget([bench.member], {7: tuple})
-    assert not any(one[0] == "leave" for one in bench.did)
+    assert not any(one[0] in ("leave", "chunks") for one in bench.did)
 
 
 def test_the_log_lets_go_of_sleepers_when_they_are_a_good_part_of_it() -> None:

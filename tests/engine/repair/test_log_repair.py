@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -144,6 +144,10 @@ class Rig:
 
     def restart(self, uid: int) -> int:
         return THROUGH
+
+    def leave_chunks(self, uid: int, names: Sequence[bytes]) -> None:
+        if names:
+            self.events.append(("chunks", names))
 
     def stored_through(self, member: Member) -> int:
         return member.flushed

@@ -34,6 +34,7 @@ class Rig:
 
     def __init__(self, lease_bytes: int = 1 << 30) -> None:
         self.rows: dict[bytes, bytes] = {}
+        self.commits: list[int] = []
         self.full = False
         self.unpinned: list[int] = []
         raft = SimpleNamespace(stopped=False, log=SimpleNamespace(last_index=100), progress={})
@@ -76,11 +77,19 @@ class Rig:
         puts = list(build())
         if self.full:
             raise NoSpace("the disk is full")
+        self.commits.append(len(puts))
         self.put(puts)
 
     def stored(self) -> set[bytes]:
         """Names of the chunks that are stored."""
         return {key[1:-8] for key in self.rows if key.startswith(meta_rows.CHUNK)}
+
+    def go(self) -> None:
+        """The replica goes: the rows say so, and what only they named is left."""
+        del self.members[UID]
+        self.put([(meta_rows.snapshot_key(UID), None), (meta_rows.intent_key(UID), None)])
+        self.chunks.forget(UID)
+        self.chunks.drop(UID, self.member.chunks)
 
     def store(self, index: int, found: Encoded, anew: bool = False) -> None:
         """A snapshot takes the stored one's place, as the books do it."""
@@ -258,3 +267,74 @@ def test_only_who_needs_what_can_not_be_sent_loses_the_log() -> None:
     rig.chunks.lease(UID, 2, manifest, 0.0)
     rig.chunks.promise_no_log(rig.member, 55)
     assert (UID, 2) in rig.chunks.leases and rig.chunks.log_kept_above(rig.member) == 10
+
+
+async def test_the_chunks_of_a_replica_that_went_go_in_small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logyard.engine.transfer.chunks.DELETED_MAX", 3)
+    monkeypatch.setattr("logyard.engine.transfer.chunks.COMMITS_MAX", 2)
+    rig = Rig()
+    rig.store(10, encoded(10, *range(10)))
+    rig.go()
+    assert await rig.chunks.collect() and rig.commits == [3, 3] and len(rig.stored()) == 4, "some now, and more later"
+    rig.full = True
+    with pytest.raises(NoSpace):
+        await rig.chunks.collect()
+    rig.full = False
+    assert not await rig.chunks.collect() and rig.commits == [3, 3, 3, 1] and not rig.stored()
+    assert not await rig.chunks.collect() and len(rig.commits) == 4
+
+
+async def test_what_a_crash_left_of_them_goes_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logyard.engine.transfer.chunks.DELETED_MAX", 3)
+    monkeypatch.setattr("logyard.engine.transfer.chunks.COMMITS_MAX", 1)
+    rig = Rig()
+    rig.store(10, encoded(10, *range(5)))
+    rig.go()
+    assert await rig.chunks.collect() and len(rig.stored()) == 2
+    rig.again().recover(lambda uid: False, set())
+    assert not rig.stored()
+
+
+async def test_a_chunk_that_something_else_names_by_then_stays() -> None:
+    rig = Rig()
+    found, newer = encoded(10, 1, 2), encoded(20, 2, 3)
+    manifest = read_manifest(found.manifest, UID)
+    rig.store(10, found)
+    rig.chunks.lease(UID, 2, manifest, 0.0)
+    rig.go()
+    await rig.chunks.collect()
+    assert rig.stored() == set(found.names), "a transfer from here"
+    # The group is here again: a snapshot is on its way, and then stored; then it sleeps.
+    rig.member.chunks = ()
+    rig.members[UID] = rig.member
+    await rig.chunks.intend(UID, read_manifest(newer.manifest, UID), lambda *one: False)
+    rig.chunks.end(UID, 2)
+    await rig.chunks.collect()
+    both = set(found.names) & set(newer.names)
+    assert both and rig.stored() == both, "a transfer to here"
+    await rig.chunks.store_chunks(UID, {name: memoryview(newer.chunks[name]) for name in newer.names})
+    rig.put([SnapshotRow(UID, 20, 1, newer.manifest).put()])
+    rig.member.chunks = newer.names
+    rig.chunks.installed(UID)
+    rig.chunks.drop(UID, found.names)
+    await rig.chunks.collect()
+    assert rig.stored() == set(newer.names), "a snapshot"
+    del rig.members[UID]
+    rig.chunks.drop(UID, found.names)
+    await rig.chunks.collect()
+    assert rig.stored() == set(newer.names), "one of a group that sleeps"
+    rig.member.damaged = True
+    rig.members[UID] = rig.member
+    rig.go()
+    rig.members[UID] = rig.member
+    await rig.chunks.collect()
+    assert rig.stored() == set(newer.names), "nobody knows what a damaged one needs"
+
+
+async def test_a_chunk_that_comes_when_its_replica_went_is_not_stored() -> None:
+    rig = Rig()
+    found = encoded(10, 1)
+    await rig.chunks.intend(UID, read_manifest(found.manifest, UID), lambda *one: False)
+    rig.go()
+    await rig.chunks.store_chunks(UID, {name: memoryview(found.chunks[name]) for name in found.names})
+    assert not rig.stored()
