@@ -178,6 +178,11 @@ def _section(row: list[object], where: str) -> Section:
     return Section(name, version, digest, size, None, tuple(names))
 
 
+def is_chunk(name: bytes, data: bytes) -> bool:
+    """Return whether these bytes are the chunk of that name."""
+    return xxhash.xxh3_128_digest(data) == name
+
+
 def assemble(manifest: Manifest, load: Callable[[bytes], bytes | None]) -> Snapshot:
     """Return the snapshot with all of its sections; `load` gives a chunk by name. Raises `Corrupt` for one that is
     missing or does not match its name."""
@@ -190,7 +195,7 @@ def assemble(manifest: Manifest, load: Callable[[bytes], bytes | None]) -> Snaps
         parts = []
         for at, name in enumerate(section.chunks):
             part = load(name)
-            if part is None or xxhash.xxh3_128_digest(part) != name:
+            if part is None or not is_chunk(name, part):
                 raise Corrupt(where, at * CHUNK_BYTES, f"chunk {name.hex()}", "none" if part is None else "another")
             parts.append(part)
         data = b"".join(parts)

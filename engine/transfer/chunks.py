@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgpack
 
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import Corrupt, LogyardError
 
 from ..config import SystemConfig
 from ..log import checkpoint_rows as rows
@@ -150,6 +150,14 @@ class Chunks:
     def read(self, uid: int, name: bytes) -> bytes | None:
         """Return a stored chunk. BLOCKING."""
         return self._meta_batch.meta.get(meta_rows.chunk_key(uid, name))
+
+    def has(self, uid: int, name: bytes) -> bool:
+        """Return whether a chunk is stored, and is what its name says. BLOCKING."""
+        try:
+            data = self.read(uid, name)
+        except Corrupt:
+            return False
+        return data is not None and snapshot_format.is_chunk(name, data)
 
     def recover(self, is_here: Callable[[int], bool], deleted: Container[int]) -> None:
         """Read the intents that a crash left; drop those of groups that are not here, and chunks that it left to

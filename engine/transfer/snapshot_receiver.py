@@ -261,9 +261,9 @@ class SnapshotReceiver:
                 self._send(node, SNAPSHOT_PROGRESS, request, {"uid": group}, ())
 
     async def _pull_chunks(self, member: Member, offer: Offer, sources: Sources) -> None:
-        """Pull every chunk of the manifest that is not stored here."""
-        uid, read = member.uid, self._chunks.read
-        missing = [name for name in offer.manifest.chunks if await trio.to_thread.run_sync(read, uid, name) is None]
+        """Pull every chunk of the manifest that is not stored here, or can't be read."""
+        uid, has = member.uid, self._chunks.has
+        missing = [name for name in offer.manifest.chunks if not await trio.to_thread.run_sync(has, uid, name)]
         while missing:
             node, piece = await self._ask(member, offer, sources, [], missing[:CHUNKS_ASKED])
             if not piece.chunks:

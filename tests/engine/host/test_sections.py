@@ -247,6 +247,28 @@ async def test_a_damaged_chunk_is_mended_by_the_others(tmp_path: Path) -> None:
         assert c.member(3).raft.mend is None and c.log(3).books == c.log(1).books
 
 
+async def test_a_damaged_chunk_that_is_met_while_the_node_runs_is_pulled_anew(tmp_path: Path) -> None:
+    async with shelves(tmp_path, 3) as c:
+        await c.lead(1)
+        await put(c, 1, "big", 1, 2 * MIB)
+        await c.applied()
+        for number in (1, 3):
+            raft = c.member(number).raft
+            await until(lambda raft=raft: raft.log.stable == raft.log.last_index, "what is applied is durable")
+            await c.nodes[number].snapshot()
+            await c.nodes[number].compact()
+        meta, logs = c.system(3).storage.meta_batch.meta, c.system(3).repair.log_repair
+        meta.commit([(sorted(meta.keys(meta_rows.CHUNK))[0], b"not what its name says")])
+        member = c.member(3)
+        logs.found(member, Corrupt("a scrub", 0, "its chunk", "another"))
+        await until(lambda: (known := logs.known.get(member.uid)) is not None and known.sound, "it is mended")
+        await c.applied()
+        assert c.log(3).books == c.log(1).books
+        await c.restart(3)
+        await c.applied()
+        assert c.log(3).books == c.log(1).books and c.member(3).raft.mend is None
+
+
 async def test_the_chunks_of_a_deleted_group_go(tmp_path: Path) -> None:
     async with shelves(tmp_path, 1) as c:
         await put(c, 1, "big", 1, CHUNK_BYTES)

@@ -11,6 +11,7 @@ import trio
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import build_commands
+from logyard.engine.log import meta_rows
 from logyard.engine.ports import SourceEntry
 from logyard.engine.raft.membership import Configuration
 from logyard.engine.ranges import Range
@@ -20,7 +21,7 @@ from logyard.engine.transfer.pull import Piece, live_digest
 from logyard.engine.transfer.snapshot_receiver import Host, SnapshotReceiver
 from logyard.engine.transport.blobs import SNAPSHOT_DONE, SNAPSHOT_PROGRESS
 from logyard.payloads.liveness import Liveness, decode_live_set
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import Corrupt, LogyardError
 from logyard.protocol.frame import encode_frame
 
 UID = 77
@@ -271,3 +272,23 @@ async def test_an_older_offer_of_another_node_is_answered_at_once() -> None:
     rig = Rig()
     await rig.offer((1, snapshot()), (2, snapshot(INDEX - 2)))
     assert rig.outcome() == [(2, "a newer snapshot is on its way"), (1, "")]
+
+
+@pytest.mark.parametrize("damage", ["changed", "unreadable"])
+async def test_a_chunk_that_is_damaged_here_is_pulled_anew(damage: str) -> None:
+    """Each transfer of its snapshot failed, for as long as the intent kept it."""
+    rig = Rig()
+    (name,) = snapshot().names
+    key, get = meta_rows.chunk_key(UID, name), rig.books.get
+    rig.books.rows[key] = b"not what its name says"
+
+    def read(asked: bytes) -> bytes | None:
+        found = get(asked)
+        if damage == "unreadable" and found == b"not what its name says":
+            raise Corrupt("the meta store", 0, f"row {asked!r}", "two bad copies")
+        return found
+
+    rig.books.get = read  # type: ignore[assignment]
+    await rig.offer((1, snapshot()))
+    assert rig.outcome() == [(1, "")] and rig.receiver.installed == 1
+    assert rig.books.rows[key] == bytes(snapshot().chunks[name])
