@@ -201,14 +201,14 @@ class GroupRegistry:
 
     async def define(self, specs: Sequence[Spec], asleep: bool = False) -> None:
         """Make groups whose uids and definitions were agreed on, on a majority of their members each; those that are
-        here already are told to the others again. Raises `GroupExists`, and `Busy` where no majority answers: each is
-        then taken back unless it had a leader. `asleep`: nobody uses them yet."""
+        here already are told to the others again. Raises `GroupExists`, and `Busy` where no majority answers: what then
+        becomes of them, who agreed on them decides, and until then they stay. `asleep`: nobody uses them yet."""
         for spec in specs:
             check_name(spec.name)
             self._check_foreign(spec)
             self._check_free(spec)
         async with self._creating:
-            await self._define(specs, asleep)
+            await self._define(specs, asleep, agreed=True)
 
     async def found(self, spec: Spec) -> str:
         """Make a group of this node alone, unless it or a live node has one of that name; return why not, or
@@ -318,9 +318,9 @@ class GroupRegistry:
         self._check_foreign(spec)
         return spec
 
-    async def _define(self, specs: Sequence[Spec], asleep: bool = False) -> None:
+    async def _define(self, specs: Sequence[Spec], asleep: bool = False, agreed: bool = False) -> None:
         """Have every member's node store the definitions; a majority must, the others learn later. `asleep`: nobody
-        uses them yet."""
+        uses them yet. `agreed`: nothing is taken back of what fails."""
         here = self._node_id
         nodes = {node for spec in specs for node in spec.voters}
         round_ = self._rounds.begin(nodes - {here})
@@ -332,11 +332,11 @@ class GroupRegistry:
                 await self._rounds.ask_all(round_, specs, asleep)
         finally:
             self._rounds.end(round_)
-        if round_.conflict:
+        if round_.conflict and not agreed:
             # At once, so that hardly anybody can have used it: there would be two groups of a name.
             self._take_back(specs, DELETE_GROUPS)
             await self.delete([spec.uid for spec in specs])
-        elif round_.short_of(specs) is not None:
+        elif round_.short_of(specs) is not None and not agreed:
             # Who does not answer may have stored it, elected a leader and acknowledged what clients wrote.
             self._take_back(specs, TAKE_BACK)
             await self._refuse_unborn([spec.uid for spec in specs if here in spec.voters])

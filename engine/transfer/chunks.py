@@ -6,9 +6,8 @@ counts survive a crash: a start drops the chunks that no row names. A lease is a
 it was offered, and to the log above it, so that it need no other one afterwards. It lasts while the transfer makes
 progress, is bounded in time and bytes, and the first to go when the disk is full; a laggard whose lease ended hears
 that a chunk is gone, and is offered a newer snapshot. Payload bytes need no such pin: what is released during a
-transfer is answered with a tombstone (`snapshot_sender`). Called by `meta_batch`
-(changes), `snapshot_sender` (leases), `snapshot_receiver` (intents), and `checkpoints` (how far a log may go, and its
-janitor).
+transfer is answered with a tombstone (`snapshot_sender`). Called by `meta_batch` (changes), `snapshot_sender` (leases),
+`snapshot_receiver` (intents), and `checkpoints` (how far a log may go, and its janitor).
 """
 
 from __future__ import annotations

@@ -1,21 +1,25 @@
 """Creations and deletions by way of the catalogue: an intent first, then the groups, then what became of them.
 
-Invariant: a creation is decided by what is committed to the catalogue first, `live` or `undoing`; whoever finishes an
-intent makes the group of its uid. Without a catalogue both answer `busy` and change nothing. Called by the verbs
-`create` and `delete`, and by the catalogue's leader for those that nobody finished.
+Invariant: a creation is decided by what is committed to the catalogue first, `live` or `undoing`, and no node takes
+back or deletes anything of it before; whoever finishes an intent makes the group of its uid. Without a catalogue both
+answer `busy` and change nothing. Called by the verbs `create` and `delete`, and by the catalogue's leader for those
+that nobody finished.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from logyard.engine.types import Spec, draw_batch
-from logyard.machines.catalog.logs import LIVE, MAKING, Log
+from logyard.machines.catalog.logs import LIVE, MAKING, UNDOING, Log
 from logyard.protocol.errors import Busy, GroupExists, LogyardError, classes
 
 from .calls import CatalogCalls
+
+log = logging.getLogger(__name__)
 
 STEP = 256
 """Groups of one command of a batch: the catalogue's entries stay small."""
@@ -29,7 +33,12 @@ class Registry(Protocol):
         ...
 
     async def define(self, specs: Sequence[Spec], asleep: bool = False) -> None:
-        """Make groups whose uids were agreed on; idempotent. `asleep`: nobody uses them yet."""
+        """Make groups whose uids were agreed on; idempotent. `asleep`: nobody uses them yet. What fails stays as it
+        is."""
+        ...
+
+    async def delete(self, uids: Sequence[int], tell: bool = True) -> None:
+        """Let groups go here, and tell their other members' nodes."""
         ...
 
 
@@ -67,36 +76,52 @@ class Births:
         answers = await self._calls.change("logs", "create", {"logs": wanted})
         refusal = next((one for one in answers if isinstance(one, list)), None)
         rows = [one for one in answers if not isinstance(one, list)]
-        specs = [spec_of(row) for row in rows]
-        new = [spec for spec, row in zip(specs, rows, strict=True) if row["state"] == MAKING]
+        new = [row for row in rows if row["state"] == MAKING]
         await self._make(new, asleep)
         if refusal is not None:
             code, message = refusal
             raise classes().get(code, LogyardError).told(message, code=code)
-        return specs, len(new)
+        return [spec_of(row) for row in rows], len(new)
 
     async def finish(self, rows: Sequence[Log]) -> None:
         """Finish creations that nobody finished; one that can't be made is taken back."""
         for row in rows:
             try:
-                await self._make([spec_of(row._asdict())])
+                await self._make([row._asdict()])
             except (Busy, GroupExists):
                 continue
 
-    async def _make(self, specs: Sequence[Spec], asleep: bool = False) -> None:
-        if not specs:
+    async def _make(self, rows: Sequence[Mapping[str, Any]], asleep: bool = False) -> None:
+        if not rows:
             return
-        uids = [spec.uid for spec in specs]
+        uids = [int(row["uid"]) for row in rows]
         try:
-            await self._registry.define(specs, asleep)
-        except LogyardError:
+            await self._registry.define([spec_of(row) for row in rows], asleep)
+        except LogyardError as error:
             states = await self._calls.change("logs", "undo", {"uids": uids})
+            undone = [row for row, state in zip(rows, states, strict=True) if state == UNDOING]
+            if isinstance(error, GroupExists) and not asleep:
+                await self._end(undone)
             if any(state != LIVE for state in states):
                 raise
             return
         for state in await self._calls.change("logs", "live", {"uids": uids}):
             if state != LIVE:
                 raise Busy("a creation that was taken back meanwhile", 1.0)
+
+    async def _end(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Have groups deleted that were refused: the members that took one may have a leader by now, which would make
+        a second log of a name that is taken. Where this is cut off it lives, and the catalogue hears of it."""
+        gone: list[int] = []
+        try:
+            for row in rows:
+                await self._calls.change("logs", "delete", {"uid": row["uid"], "owner": row.get("owner", "")})
+                gone.append(int(row["uid"]))
+        except LogyardError as error:
+            log.warning("creations that were refused are not deleted yet: %s", error)
+        if gone:
+            # Its members' nodes would do that by themselves, at their next look.
+            await self._registry.delete(gone)
 
     async def delete(self, uid: int) -> None:
         """Mark a log as deleted, which frees its name. Raises `UnknownGroup`, `Refused`."""

@@ -12,7 +12,7 @@ from logyard.machines.catalog.logs import RESERVED, Log
 from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, Refused
 from logyard.service.catalog.calls import PATIENCE_S
-from logyard.service.catalog.keeper import catalog_uid, logs_of, nodes_of
+from logyard.service.catalog.keeper import Keeper, catalog_uid, logs_of, nodes_of
 from logyard.service.memory_cluster import MemoryCluster
 from logyard.testing import cluster, until
 
@@ -363,3 +363,22 @@ async def test_a_node_that_is_refused_under_its_number_still_reports_its_groups(
         await until(lambda: "another number" in keeper.trouble, "it is refused")
         await run.create("a", members=[3])
         await until(lambda: known(run, 1)["a"].seen, "what it leads is known all the same")
+
+
+async def test_a_name_that_a_node_has_for_another_log_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was renamed, which its node does not know."""
+    async with cluster(tmp_path, 3, catalog=True) as run:
+        await founded(run, 1, 2, 3)
+        await run.create("a", members=[3])
+        await until(lambda: (row := known(run, 1).get("a")) is not None and row.seen, "it was seen")
+        await change(run, "logs", "rename", uid=known(run, 1)["a"].uid, name="b")
+        await until(lambda: all("b" in known(run, node) for node in run.nodes), "all know its new name")
+        with monkeypatch.context() as patch, pytest.raises(GroupExists, match="node 3"):
+            patch.setattr(Keeper, "_report", told)
+            await run.nodes[1].create_groups([{"name": "a", **GOOD, "members": [1, 2, 3]}])
+        await until(lambda: all("a" not in known(run, node) for node in run.nodes), "it is gone, and let go")
+        assert not any("a" in run.nodes[node].system.names for node in (1, 2))
+        await run.create("a", members=[1, 2])
+        await until(lambda: known(run, 3)["a"].voters == (1, 2), "the name is free")

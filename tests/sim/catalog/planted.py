@@ -97,7 +97,7 @@ PLANTED = (
         Bug(
             "another_group_is_finished", "who finishes an intent makes the group of its number",
             [(Births, "finish", edited((
-                "await self._make([spec_of(row._asdict())])",
+                "await self._make([row._asdict()])",
                 "await self._registry.define([spec_of(row._asdict())._replace(uid=row.uid ^ 2)])",
             )))],
         ),
