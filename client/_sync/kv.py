@@ -156,7 +156,8 @@ class KVVerbs(ABC):
     ) -> TxnResult:
         """Do `then` if all compares hold, else `otherwise`: all of it or nothing, at one revision.
 
-        Raises a `LogyardError` of code ``duplicate_key`` for a key that is changed twice, ``too_many_operations``.
+        Raises a `LogyardError` of code ``duplicate_key`` for a key that is changed twice, ``too_many_operations``,
+        ``too_large`` where what it reads is more than an answer holds.
         """
         return cast(TxnResult, self.run(kv_requests.write(Txn(compares, then, otherwise)), timeout))
 

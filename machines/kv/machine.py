@@ -27,6 +27,7 @@ from logyard.engine.machine import (
 )
 
 from . import txn
+from .budget import Budget
 from .command import (
     COMPACT,
     GRANT,
@@ -85,7 +86,10 @@ class KV:
     """See the module. `history`, `history_bytes`: older revisions and their values beyond that are compacted by
     itself."""
 
-    __slots__ = ("state", "history", "history_bytes", "term", "armed", "purging", "keeping", "_effects")
+    __slots__ = (
+        "state", "history", "history_bytes", "term", "armed", "purging", "keeping", "_effects", "_index", "_budget",
+        "_fresh",
+    )  # fmt: skip
     version = 1
     renews_terms = True
     """`_begin`: a new leader's first command gives every lease all of its time again."""
@@ -101,6 +105,10 @@ class KV:
         self.purging = False
         self.keeping = Keeping()
         self._effects: list[Effect] = []
+        # What the entry at `_index` may cost still, once something asked; a frame of it has begun since.
+        self._index = 0
+        self._budget: Budget | None = None
+        self._fresh = True
 
     # Commands
 
@@ -110,6 +118,7 @@ class KV:
         replies: list[bytes | Reject] = []
         work = 0
         for frame in frames:
+            self._fresh = True
             if frame.uniform:
                 replies.append(self._operation(context, frame.commands, frame.first, frame.records))
                 work += 1
@@ -131,6 +140,10 @@ class KV:
 
     def _begin(self, context: Context) -> None:
         self._effects = []
+        self._fresh = True
+        if context.index != self._index:
+            # A mux applies the commands of one entry one by one.
+            self._index, self._budget = context.index, None
         if context.term != self.term:
             self.term = context.term
             self.state.leases.extend(context.timestamp)
@@ -171,20 +184,31 @@ class KV:
         return done
 
     def _write(self, command: Operation, index: int) -> tuple[Any, ...]:
-        state = self.state
+        state, budget = self.state, self._frame_budget()
         planned = txn.plan(state, command)
         txn.check(state, planned)
+        left = budget.bytes
         try:
-            found = txn.perform(state, planned)
+            found = txn.perform(state, planned, budget)
         except Refusal:
-            # By a read, of what the writes before it made.
+            # By a read, of what the writes before it made, or for want of room.
             state.abandon()
+            budget.take_back(left)
             raise
         state.commit()
         for one in txn.leaves(planned):
             if type(one) is Put and type(one.value) is tuple and one.value[0] == index:
                 self.keeping.keep(one.value[1])
         return found
+
+    def _frame_budget(self) -> Budget:
+        """Return what the frame under way may cost still."""
+        if self._budget is None:
+            self._budget = Budget.of_entry()
+        elif self._fresh:
+            self._budget.begin_frame()
+        self._fresh = False
+        return self._budget
 
     def _order(self, context: Context, order: Order) -> tuple[Any, ...]:
         state, leases = self.state, self.state.leases
@@ -232,6 +256,7 @@ class KV:
         """Replace the state."""
         self.state, (self.term, self.armed, self.purging, shared) = thaw(sections)
         self.keeping.restore(self.state.payloads(), shared)
+        self._index, self._budget = 0, None
 
     def live_refs(self) -> Iterator[PayloadRange]:
         """Yield the values that are payloads: the newest ones and those that history can still read."""
@@ -260,7 +285,7 @@ class KV:
         code = asked[0]
         if code == RANGE:
             wanted: Range = range_of(asked)
-            found = select(state, wanted)
+            found = select(state, wanted, Budget.of_question())
             if wanted.flags & (KEYS_ONLY | REFERENCES):
                 return found, [], 0
             large = [row[5] for row in found[0] if type(row[5]) is tuple]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
+from .budget import Budget
 from .command import (
     BY_CREATE,
     BY_KEY,
@@ -31,7 +32,7 @@ from .command import (
     Value,
 )
 from .digest import digest
-from .history import CREATE, KEY, LEASE, MOD, VALUE, VERSION, Version, value_bytes
+from .history import CREATE, KEY, LEASE, MOD, VALUE, VERSION, Version
 from .state import State
 
 Row: TypeAlias = tuple[Any, ...]
@@ -54,8 +55,15 @@ def row(version: Version, flags: int = 0) -> Row:
     return key, create, mod, number, lease, value[:3] if type(value) is tuple else value
 
 
-def select(state: State, asked: Range) -> tuple[list[Row], bool, int]:
-    """Return (rows, whether there are more, how many there are in all). Raises `Refusal`."""
+def row_bytes(version: Version) -> int:
+    """Return about how long a version is as a row, in which a payload is named."""
+    value = version[VALUE]
+    return ROW_BYTES + len(version[KEY]) + (len(value) if type(value) is bytes else 0)
+
+
+def select(state: State, asked: Range, budget: Budget) -> tuple[list[Row], bool, int]:
+    """Return (rows, whether there are more, how many there are in all). Raises `Refusal`, also for more than `budget`
+    has."""
     if asked.revision:
         state.check_revision(asked.revision)
     key, end = asked.key, asked.end
@@ -70,16 +78,16 @@ def select(state: State, asked: Range) -> tuple[list[Row], bool, int]:
             version = state.keys.get(key)
             if version is None or version[VALUE] is None:
                 return [], False, 0
-            return [row(version, asked.flags)], False, 1
+            return *_taken([version], asked, budget), 1
         keys = state.keys
         found = (keys[one] for one in state.walk(key, end, asked.order == DESCENDING))
-        return *_taken(found, asked), state.count(key, end)
+        return *_taken(found, asked, budget), state.count(key, end)
     versions = _as_of(state, asked, now)
     if asked.flags & COUNT_ONLY:
         return [], False, len(versions)
     if asked.sort != BY_KEY or asked.order == DESCENDING:
         versions.sort(key=SORTED.get(asked.sort, _by_value), reverse=asked.order == DESCENDING)
-    return *_taken(versions, asked), len(versions)
+    return *_taken(versions, asked, budget), len(versions)
 
 
 def _as_of(state: State, asked: Range, now: bool) -> list[Version]:
@@ -101,19 +109,26 @@ def _as_of(state: State, asked: Range, now: bool) -> list[Version]:
     return found
 
 
-def _taken(versions: Iterable[Version], asked: Range) -> tuple[list[Row], bool]:
+def _taken(versions: Iterable[Version], asked: Range, budget: Budget) -> tuple[list[Row], bool]:
     """Return as many rows as the limits allow, at least one, and whether some are left."""
     rows: list[Row] = []
     left = asked.max_bytes or 1 << 62
     limit = asked.limit or 1 << 62
     bodies = not asked.flags & KEYS_ONLY
+    size, room, more = 0, budget.bytes, False
     for version in versions:
-        size = ROW_BYTES + len(version[KEY]) + (value_bytes(version) if bodies else 0)
-        if len(rows) >= limit or (size > left and rows):
-            return rows, True
-        left -= size
+        own = row_bytes(version) if bodies else ROW_BYTES + len(version[KEY])
+        shown = own + version[VALUE][2] if bodies and type(version[VALUE]) is tuple else own
+        if len(rows) >= limit or (shown > left and rows):
+            more = True
+            break
+        left -= shown
+        size += own
+        if size > room:
+            break
         rows.append(row(version, asked.flags))
-    return rows, False
+    budget.answer(size)
+    return rows, more
 
 
 def _by_value(version: Version) -> tuple[bytes, bytes]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias, cast
 
+from .budget import Budget
 from .command import (
     DELETE,
     FROM_KEY,
@@ -26,7 +27,7 @@ from .command import (
     Refusal,
 )
 from .history import LEASE, VALUE
-from .range import holds, row, select
+from .range import holds, row, row_bytes, select
 from .state import State
 
 Plan: TypeAlias = "Put | Delete | Range | tuple[bool, list[Plan]]"
@@ -92,17 +93,17 @@ def _overlaps(one: Delete, written: set[bytes]) -> bool:
     return any(one.key <= key and (one.end == FROM_KEY or key < one.end) for key in written)
 
 
-def perform(state: State, planned: Plan) -> tuple[Any, ...]:
-    """Do it; return the reply behind status and revision. Raises `Refusal` for a read that can't be sorted: what came
-    before it is to be abandoned then."""
+def perform(state: State, planned: Plan, budget: Budget) -> tuple[Any, ...]:
+    """Do it; return the reply behind status and revision. Raises `Refusal` for a read that can't be sorted, or where
+    `budget` is used up: what came before it is to be abandoned then."""
     if type(planned) is Put:
-        return (_put(state, planned),)
+        return (_put(state, planned, budget),)
     if type(planned) is Delete:
-        return _delete(state, planned)
+        return _delete(state, planned, budget)
     if type(planned) is Range:
-        return select(state, planned)
+        return select(state, planned, budget)
     succeeded, steps = cast("tuple[bool, list[Plan]]", planned)
-    return succeeded, [(_code(one), *perform(state, one)) for one in steps]
+    return succeeded, [(_code(one), *perform(state, one, budget)) for one in steps]
 
 
 def _code(planned: Plan) -> int:
@@ -113,7 +114,7 @@ def _code(planned: Plan) -> int:
     return RANGE if type(planned) is Range else TXN
 
 
-def _put(state: State, put: Put) -> tuple[Any, ...] | None:
+def _put(state: State, put: Put, budget: Budget) -> tuple[Any, ...] | None:
     value, lease = put.value, put.lease
     if value is None or put.flags & KEEP_LEASE:
         before = state.keys[put.key]
@@ -122,9 +123,20 @@ def _put(state: State, put: Put) -> tuple[Any, ...] | None:
         if put.flags & KEEP_LEASE:
             lease = before[LEASE]
     previous = state.put(put.key, value, lease)
-    return row(previous) if put.flags & PREVIOUS and previous is not None else None
+    if not put.flags & PREVIOUS or previous is None:
+        return None
+    budget.answer(row_bytes(previous))
+    return row(previous)
 
 
-def _delete(state: State, one: Delete) -> tuple[int, list[tuple[Any, ...]]]:
-    found = [state.delete(key) for key in state.selected(one.key, one.end)]
-    return len(found), [row(version) for version in found if version is not None] if one.flags & PREVIOUS else []
+def _delete(state: State, one: Delete, budget: Budget) -> tuple[int, list[tuple[Any, ...]]]:
+    keys = state.selected(one.key, one.end)
+    if not one.flags & PREVIOUS:
+        for key in keys:
+            state.delete(key)
+        return len(keys), []
+    found = [state.keys[key] for key in keys]
+    budget.answer(sum([row_bytes(version) for version in found]))
+    for key in keys:
+        state.delete(key)
+    return len(keys), [row(version) for version in found]

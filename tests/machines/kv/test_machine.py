@@ -14,7 +14,7 @@ import msgpack
 import pytest
 
 from logyard.engine.machine import Batch, Context
-from logyard.machines.kv import KV
+from logyard.machines.kv import KV, budget
 from logyard.machines.kv import machine as kv_module
 from logyard.machines.kv.command import (
     BY_MOD,
@@ -219,6 +219,61 @@ def test_a_transaction_that_is_refused_by_a_read_behind_its_writes_has_changed_n
         one.do(COMPACT, one.machine.state.revision)
         one.check()
     assert driver.machine.snapshot() == other.machine.snapshot()
+
+
+EVERYTHING = [RANGE, b"\0", b"\0"]
+
+
+def test_an_answer_that_is_too_large_is_refused_and_has_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "ANSWER_BYTES_MAX", 12_000)
+    driver = Driver()
+    for number in range(10):
+        driver.put(b"k%d" % number, b"x" * 1000)
+    driver.put_payload(b"large", b"x" * 50_000)
+    before = driver.machine.snapshot()
+    writes = [[PUT, b"new", b"1", 0, 0], [DELETE, b"k1", b"", 0]]
+    for operations in (
+        [*writes, EVERYTHING, EVERYTHING],
+        [*writes, EVERYTHING, [DELETE, b"k2", b"l", PREVIOUS]],
+        [*writes, EVERYTHING, *[[PUT, b"k%d" % number, b"", 0, PREVIOUS] for number in range(2, 6)]],
+        [*writes, [TXN, [], [EVERYTHING, EVERYTHING], []]],
+    ):
+        assert driver.do(TXN, [], operations, [])[:2] == [1, "too_large"]
+        assert driver.machine.snapshot() == before
+        driver.check()
+    monkeypatch.setattr(budget, "ANSWER_BYTES_MAX", 5000)
+    assert driver.do(*EVERYTHING)[:2] == driver.do(DELETE, b"k", b"l", PREVIOUS)[:2] == [1, "too_large"]
+    assert driver.machine.snapshot() == before
+    assert driver.do(TXN, [], [*writes, [DELETE, b"k2", b"l", 0], EVERYTHING], [])[:3] == [0, 13, True]
+    driver.check()
+
+
+def test_answers_that_travel_together_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "ANSWER_BYTES_MAX", 2000)
+    driver = Driver()
+    driver.put(b"k", b"x" * 1000)
+    read, write = (msgpack.packb(EVERYTHING), 1), (msgpack.packb([PUT, b"other", b"", 0, 0]), 1)
+    before = driver.machine.snapshot()
+    frames = driver.entry([read, write, read, read], *[[read]] * (2 * budget.ENTRY_FRAMES))
+    assert [[reply[:2] for reply in frame] for frame in frames[:2]] == [
+        [[0, 2], [0, 3], [1, "too_large"], [1, "too_large"]], [[0, 3]],
+    ]  # fmt: skip
+    assert [frame[0][0] for frame in frames].index(1) <= 2 * budget.ENTRY_FRAMES, "all of an entry are, too"
+    _, context, shown = driver.entries[-1]
+    again = KV()
+    again.restore(before)
+    replies = again.apply_batch(context, shown).replies
+    again.restore(before)
+    assert again.apply_batch(context, shown).replies == replies, "a replay pays nothing for what was before it"
+    assert driver.do(*EVERYTHING)[0] == 0
+
+
+def test_the_answer_to_a_question_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    driver.put(b"k", b"x" * 1000)
+    monkeypatch.setattr(budget, "QUESTION_BYTES_MAX", 1000)
+    assert driver.ask(*EVERYTHING, 0, 0, 0, BY_MOD)[:2] == [1, "too_large"]
+    assert driver.ask(*EVERYTHING, 0, 0, KEYS_ONLY, BY_MOD)[0] == 0
 
 
 def test_a_value_that_is_kept_keeps_its_payload() -> None:
