@@ -185,15 +185,14 @@ class KV:
 
     def _write(self, command: Operation, index: int) -> tuple[Any, ...]:
         state, budget = self.state, self._frame_budget()
-        planned = txn.plan(state, command)
+        planned = txn.plan(state, command, budget)
         txn.check(state, planned)
         left = budget.bytes
         try:
             found = txn.perform(state, planned, budget)
         except Refusal:
             # By a read, of what the writes before it made, or for want of room.
-            state.abandon()
-            budget.take_back(left)
+            budget.undo(left, state.abandon())
             raise
         state.commit()
         for one in txn.leaves(planned):
@@ -204,7 +203,7 @@ class KV:
     def _frame_budget(self) -> Budget:
         """Return what the frame under way may cost still."""
         if self._budget is None:
-            self._budget = Budget.of_entry()
+            self._budget = Budget.of_entry(len(self.state.keys))
         elif self._fresh:
             self._budget.begin_frame()
         self._fresh = False

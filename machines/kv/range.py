@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from .budget import Budget
+from .budget import STEP_BYTES, Budget
 from .command import (
     BY_CREATE,
     BY_KEY,
@@ -82,7 +82,7 @@ def select(state: State, asked: Range, budget: Budget) -> tuple[list[Row], bool,
         keys = state.keys
         found = (keys[one] for one in state.walk(key, end, asked.order == DESCENDING))
         return *_taken(found, asked, budget), state.count(key, end)
-    versions = _as_of(state, asked, now)
+    versions = _as_of(state, asked, now, budget)
     if asked.flags & COUNT_ONLY:
         return [], False, len(versions)
     if asked.sort != BY_KEY or asked.order == DESCENDING:
@@ -90,12 +90,15 @@ def select(state: State, asked: Range, budget: Budget) -> tuple[list[Row], bool,
     return *_taken(versions, asked, budget), len(versions)
 
 
-def _as_of(state: State, asked: Range, now: bool) -> list[Version]:
+def _as_of(state: State, asked: Range, now: bool, budget: Budget) -> list[Version]:
     if now:
+        budget.walk(state.count(asked.key, asked.end))
         found = [state.keys[key] for key in state.selected(asked.key, asked.end)]
     else:
         at, revision = state.at, asked.revision
-        found = [version for key in state.ever(asked.key, asked.end) if (version := at(key, revision)) is not None]
+        budget.walk(state.count_ever(asked.key, asked.end))
+        keys = state.ever(asked.key, asked.end)
+        found = [version for key in keys if (version := at(key, revision, budget)) is not None]
     low, high, least, most = asked.bounds
     if any(asked.bounds):
         found = [
@@ -127,6 +130,7 @@ def _taken(versions: Iterable[Version], asked: Range, budget: Budget) -> tuple[l
         if size > room:
             break
         rows.append(row(version, asked.flags))
+    budget.walk(len(rows))
     budget.answer(size)
     return rows, more
 
@@ -137,22 +141,23 @@ def _by_value(version: Version) -> tuple[bytes, bytes]:
     return version[VALUE], version[KEY]
 
 
-def holds(state: State, compare: Compare) -> bool:
-    """Return whether a compare is true now."""
+def holds(state: State, compare: Compare, budget: Budget) -> bool:
+    """Return whether a compare is true now. Raises `Refusal`."""
     if not compare.end:
         version = state.keys.get(compare.key)
-        return _true(None if version is None or version[VALUE] is None else version, compare)
+        return _true(None if version is None or version[VALUE] is None else version, compare, budget)
     keys = state.keys
     empty = True
     for key in state.walk(compare.key, compare.end):
         empty = False
-        if not _true(keys[key], compare):
+        budget.walk()
+        if not _true(keys[key], compare, budget):
             return False
     # As in etcd: a range without keys is compared as a missing key.
-    return not empty or _true(None, compare)
+    return not empty or _true(None, compare, budget)
 
 
-def _true(version: Version | None, compare: Compare) -> bool:
+def _true(version: Version | None, compare: Compare, budget: Budget) -> bool:
     target, relation, operand = compare.target, compare.relation, compare.operand
     have: Any
     if target == OF_VERSION:
@@ -165,18 +170,24 @@ def _true(version: Version | None, compare: Compare) -> bool:
         have = 0 if version is None else version[LEASE]
     else:
         # A missing key has no value, so nothing is true of it: it is not an empty one.
-        return version is not None and _value_true(version[VALUE], relation, operand)
+        return version is not None and _value_true(version[VALUE], relation, operand, budget)
     return bool(_related(have, relation, operand))
 
 
-def _value_true(have: Value, relation: int, operand: Any) -> bool:
+def _value_true(have: Value, relation: int, operand: Any, budget: Budget) -> bool:
     if type(have) is bytes and type(operand) is bytes:
         return _related(have, relation, operand)
     if relation in (GREATER, LESS):
         raise Refusal("value_is_payload", "a large value is compared with equal or different only")
-    mine = (len(have), digest(have)) if type(have) is bytes else have[2:] if have is not None else None
-    theirs = (len(operand), digest(operand)) if type(operand) is bytes else tuple(operand)
+    mine = _named(have, budget) if type(have) is bytes else have[2:] if have is not None else None
+    theirs = _named(operand, budget) if type(operand) is bytes else tuple(operand)
     return (mine == theirs) == (relation == EQUAL)
+
+
+def _named(value: bytes, budget: Budget) -> tuple[int, bytes]:
+    """Return the size and digest of a value. Raises `Refusal`."""
+    budget.walk(len(value) // STEP_BYTES)
+    return len(value), digest(value)
 
 
 def _related(have: Any, relation: int, operand: Any) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import immutables
 from sortedcontainers import SortedList
 
+from .budget import Budget
 from .command import FROM_KEY, Refusal, Value
 from .history import CREATE, FIRST_REVISION, KEY, LEASE, MOD, SUB, VALUE, VERSION, Event, History, Version
 from .leases import Leases
@@ -87,8 +88,9 @@ class State:
         self._events.append((version, before))
         self.keys = self.keys.set(version[KEY], version)
 
-    def abandon(self) -> None:
-        """Undo what was changed and is not committed."""
+    def abandon(self) -> int:
+        """Undo what was changed and is not committed; return how many changes that were."""
+        changes = len(self._events)
         for version, before in reversed(self._events):
             key = version[KEY]
             was_there = before is not None and before[VALUE] is not None
@@ -109,6 +111,7 @@ class State:
             else:
                 self.keys = self.keys.delete(key)
         self._events = []
+        return changes
 
     def commit(self) -> None:
         """Commit what was changed as one revision; nothing, if nothing was."""
@@ -141,9 +144,7 @@ class State:
         """Return how many there are now."""
         if not end:
             return len(self.selected(key, end))
-        low: int = self.live.bisect_left(key)
-        high: int = len(self.live) if end == FROM_KEY else self.live.bisect_left(end)
-        return max(0, high - low)
+        return _between(self.live, key, end)
 
     def check_revision(self, revision: int) -> None:
         """Raise `Refusal` for a revision that is compacted, or not there yet."""
@@ -157,10 +158,12 @@ class State:
         message = f"revision {revision} is gone: the history is compacted up to {self.compacted}"
         return Refusal("compacted", message, compacted=self.compacted)
 
-    def at(self, key: bytes, revision: int) -> Version | None:
-        """Return a key as of a revision that is not compacted; None if it was not there."""
+    def at(self, key: bytes, revision: int, budget: Budget) -> Version | None:
+        """Return a key as of a revision that is not compacted; None if it was not there. A step is a version. Raises
+        `Refusal`."""
         version = self.keys.get(key)
         while version is not None and version[MOD] > revision:
+            budget.walk()
             events = self._events if version[MOD] > self.revision else self.history.at(version[MOD])
             version = events[version[SUB]][1]
         return None if version is None or version[VALUE] is None else version
@@ -173,6 +176,10 @@ class State:
         there = list(self.live.irange(key, last, (True, False)))
         gone = list(self.gone.irange(key, last, (True, False)))
         return sorted(there + gone) if gone else there
+
+    def count_ever(self, key: bytes, end: bytes) -> int:
+        """Return how many those are."""
+        return _between(self.live, key, end) + _between(self.gone, key, end) if end else 1
 
     # History.
 
@@ -218,6 +225,13 @@ class State:
     def payloads(self) -> Iterator[tuple[int, int]]:
         """Return the payloads of every version that can be read."""
         return payloads(self.keys, self.history.capture().revisions())
+
+
+def _between(keys: SortedList[bytes], key: bytes, end: bytes) -> int:
+    """Return how many keys are in a range that is not of one key."""
+    low: int = keys.bisect_left(key)
+    high: int = len(keys) if end == FROM_KEY else keys.bisect_left(end)
+    return max(0, high - low)
 
 
 def payloads(keys: immutables.Map[bytes, Version], revisions: Iterable[tuple[Event, ...]]) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ Used by `kv`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, TypeAlias, cast
 
@@ -34,12 +35,12 @@ Plan: TypeAlias = "Put | Delete | Range | tuple[bool, list[Plan]]"
 """What is to be done: of a transaction, whether its compares hold, and the operations of that branch."""
 
 
-def plan(state: State, operation: Operation) -> Plan:
-    """Decide the compares. Raises `Refusal`."""
+def plan(state: State, operation: Operation, budget: Budget) -> Plan:
+    """Decide the compares, up to the first one that does not hold. Raises `Refusal`."""
     if isinstance(operation, Put | Delete | Range):
         return operation
-    succeeded = all([holds(state, compare) for compare in operation.compares])
-    return succeeded, [plan(state, one) for one in (operation.then if succeeded else operation.other)]
+    succeeded = all(holds(state, compare, budget) for compare in operation.compares)
+    return succeeded, [plan(state, one, budget) for one in (operation.then if succeeded else operation.other)]
 
 
 def leaves(planned: Plan) -> Iterator[Put | Delete | Range]:
@@ -73,7 +74,8 @@ def check(state: State, planned: Plan) -> None:
             deleted.append(one)
         else:
             state.check_revision(one.revision)
-    if written and any(_overlaps(one, written) for one in deleted):
+    ordered = sorted(written) if deleted else []
+    if any(_overlaps(one, ordered) for one in deleted):
         raise Refusal("duplicate_key", "a key can't be put and deleted in one transaction")
 
 
@@ -86,11 +88,12 @@ def _check_put(state: State, put: Put) -> None:
             raise Refusal("key_not_found", "a key that is not there has no value and no lease to keep")
 
 
-def _overlaps(one: Delete, written: set[bytes]) -> bool:
-    if not one.end:
-        return one.key in written
-    # Order does not matter: any of them will do.
-    return any(one.key <= key and (one.end == FROM_KEY or key < one.end) for key in written)
+def _overlaps(one: Delete, written: list[bytes]) -> bool:
+    """Return whether any of the keys that are written, in order, is deleted."""
+    at = bisect_left(written, one.key)
+    if at == len(written):
+        return False
+    return written[at] < one.end or one.end == FROM_KEY if one.end else written[at] == one.key
 
 
 def perform(state: State, planned: Plan, budget: Budget) -> tuple[Any, ...]:
@@ -130,6 +133,8 @@ def _put(state: State, put: Put, budget: Budget) -> tuple[Any, ...] | None:
 
 
 def _delete(state: State, one: Delete, budget: Budget) -> tuple[int, list[tuple[Any, ...]]]:
+    if one.end:
+        budget.walk(state.count(one.key, one.end))
     keys = state.selected(one.key, one.end)
     if not one.flags & PREVIOUS:
         for key in keys:

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgpack
@@ -274,6 +275,81 @@ def test_the_answer_to_a_question_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(budget, "QUESTION_BYTES_MAX", 1000)
     assert driver.ask(*EVERYTHING, 0, 0, 0, BY_MOD)[:2] == [1, "too_large"]
     assert driver.ask(*EVERYTHING, 0, 0, KEYS_ONLY, BY_MOD)[0] == 0
+
+
+HOLDS = [b"k", b"l", OF_VERSION, GREATER, 0]
+"""A compare of all keys, which is true."""
+
+
+@pytest.mark.parametrize(
+    "compares, operations, fits",
+    [
+        ([HOLDS] * 4, [], True),
+        ([HOLDS] * 5, [], False),
+        ([[b"none", b"", OF_VERSION, GREATER, 0], *[HOLDS] * 100], [], True),
+        ([HOLDS], [[TXN, [HOLDS] * 4, [], []]], False),
+        ([HOLDS] * 2, [[DELETE, b"k", b"l", 0], [RANGE, b"\0", b"\0"]], True),
+        ([HOLDS] * 3, [[DELETE, b"k", b"l", 0], [PUT, b"a", b"", 0, 0], [RANGE, b"\0", b"\0"]], False),
+        ([], [[RANGE, b"\0", b"\0", 0, 1, 0, BY_MOD]] * 3, True),
+        ([], [[RANGE, b"\0", b"\0", 0, 1, 0, BY_MOD]] * 4, False),
+        ([], [[RANGE, b"k1", b"", 2]] * 20, True),
+        ([], [[RANGE, b"k1", b"", 2]] * 21, False),
+        ([], [[RANGE, b"k0", b"", 2]] * 4, False),
+        ([[b"k", b"l", OF_VALUE, EQUAL, [3, b"d" * 16]]] * 2, [], True),
+        ([[b"k", b"l", OF_VALUE, DIFFERENT, [3, b"d" * 16]]] * 3, [], False),
+    ],
+)
+def test_what_a_transaction_looks_at_is_bounded(
+    compares: list[object], operations: list[object], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are ten keys, of which one changed ten times; it may look at forty."""
+    monkeypatch.setattr(budget, "STEPS_MAX", 20)
+    driver = Driver()
+    for number in [*range(10), *[0] * 10]:
+        driver.put(b"k%d" % number, b"v" * 300)
+    before = driver.machine.snapshot()
+    reply = driver.do(TXN, compares, operations, [])
+    assert reply[:2] == ([0, driver.machine.state.revision] if fits else [1, "too_many_operations"])
+    assert fits or driver.machine.snapshot() == before
+    driver.check()
+    assert driver.do(TXN, [HOLDS] if driver.rows() else [], [], [])[:3] == [0, driver.machine.state.revision, True]
+
+
+def test_what_is_undone_was_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "STEPS_MAX", 20)
+    monkeypatch.setattr(budget, "ANSWER_BYTES_MAX", 600)
+    driver = Driver()
+    for number in range(10):
+        driver.put(b"k%d" % number, b"v" * 50)
+    read = [RANGE, b"k0", b"k3"]
+    refused = (msgpack.packb([TXN, [], [read, [DELETE, b"k6", b"l", 0], read], []]), 1)
+    ((first, second, third),) = driver.entry([refused, refused, (msgpack.packb([TXN, [HOLDS], [], []]), 1)])
+    assert first[:2] == [1, "too_large"] and second[:2] == third[:2] == [1, "too_many_operations"]
+    assert len(driver.rows()) == 10
+    driver.check()
+
+
+def test_many_puts_beside_many_deletions_are_looked_at_in_order() -> None:
+    driver, many = Driver(), 12_000
+    puts = [[PUT, b"p%06d" % number, b"", 0, 0] for number in range(many)]
+    deletions: list[object] = [[DELETE, b"d%06d" % number, b"d%06d/" % number, 0] for number in range(many)]
+    began = time.process_time()
+    assert driver.do(TXN, [], [*puts, *deletions], [])[:2] == [0, 2]
+    assert time.process_time() - began < 5, "not each with each"
+
+
+@pytest.mark.parametrize(
+    "deletion, refused",
+    [
+        ((b"a", b""), False), ((b"b", b""), True), ((b"bb", b""), False), ((b"d", b""), True), ((b"e", b""), False),
+        ((b"a", b"b"), False), ((b"a", b"b\0"), True), ((b"b", b"c"), True), ((b"bb", b"d"), False),
+        ((b"bb", b"\0"), True), ((b"d\0", b"\0"), False), ((b"\0", b"\0"), True), ((b"z", b"a"), False),
+        ((b"c", b"a"), False),
+    ],
+)  # fmt: skip
+def test_no_key_is_put_and_deleted(deletion: tuple[bytes, bytes], refused: bool) -> None:
+    reply = Driver().do(TXN, [], [[PUT, b"d", b"", 0, 0], [DELETE, *deletion, 0], [PUT, b"b", b"", 0, 0]], [])
+    assert (reply[:2] == [1, "duplicate_key"]) == refused and (reply[0] == 0) != refused
 
 
 def test_a_value_that_is_kept_keeps_its_payload() -> None:
