@@ -7,7 +7,8 @@ operations of a transaction. What etcd does on its own side of a range (bounds, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import heapq
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from logyard.client import kv_requests
@@ -118,9 +119,11 @@ async def deleterange(gateway: Gateway, asked: Message) -> dict[str, Any]:
 async def txn(gateway: Gateway, asked: Message) -> dict[str, Any]:
     """Compare, then do the one or the other."""
     check_txn(asked, gateway.limits.txn_operations)
+    # First how deep it is: each level looks at all that is below it.
+    size = _txn_size(asked, 0)
     for name in ("success", "failure"):
         check_intervals(asked.rows(name))
-    check_size(gateway, _txn_size(asked, 0))
+    check_size(gateway, size)
     plan = plan_of(asked)
     found = await gateway.run(kv_requests.write(plan.txn))
     assert isinstance(found, TxnResult)
@@ -177,35 +180,58 @@ Interval: TypeAlias = tuple[bytes, bytes]
 
 def check_intervals(requests: Sequence[Message]) -> tuple[set[bytes], list[Interval]]:
     """Return the keys that a path puts and the ranges that it deletes, with all paths of transactions in it. Raises
-    `GatewayError` where two puts, or a put and a deletion, are of one key and not of paths that exclude each other."""
+    `GatewayError` where two puts, or a put and a deletion, are of one key and not of paths that exclude each other.
+
+    As etcd, it lets a deletion within a transaction pass that is behind, in the list, one that puts its keys."""
     inner = [(request.which(REQUESTS), request) for request in requests]
+    # With the place of the operation from which on puts may not be in the range.
     deleted = [
-        (one.data("key"), one.data("range_end") or one.data("key") + b"\0")
+        (one.data("key"), one.data("range_end") or one.data("key") + b"\0", 0)
         for name, request in inner
         if name == "request_delete_range"
         for one in [request.fields[name]]
     ]
     puts: set[bytes] = set()
-    for name, request in inner:
+    placed: list[tuple[bytes, int]] = []
+    for place, (name, request) in enumerate(inner):
         if name == "request_txn":
             nested: Message = request.fields[name]
             then, then_deleted = check_intervals(nested.rows("success"))
             otherwise, otherwise_deleted = check_intervals(nested.rows("failure"))
-            _check_keys(then | otherwise, puts, deleted)
-            puts |= then | otherwise
-            deleted += then_deleted + otherwise_deleted
+            _add(then | otherwise, place, puts, placed)
+            deleted += [(*one, place + 1) for one in (*then_deleted, *otherwise_deleted)]
     for name, request in inner:
         if name == "request_put":
-            key = request.fields[name].data("key")
-            _check_keys([key], puts, deleted)
-            puts.add(key)
-    return puts, deleted
+            _add({request.fields[name].data("key")}, len(inner), puts, placed)
+    if deleted and _is_any_within(placed, deleted):
+        raise GatewayError(INVALID, DUPLICATE_KEY)
+    return puts, [(first, end) for first, end, _ in deleted]
 
 
-def _check_keys(keys: Iterable[bytes], puts: set[bytes], deleted: list[Interval]) -> None:
-    for key in keys:
-        if key in puts or any([first <= key < end for first, end in deleted]):
-            raise GatewayError(INVALID, DUPLICATE_KEY)
+def _add(keys: set[bytes], place: int, puts: set[bytes], placed: list[tuple[bytes, int]]) -> None:
+    """Add the keys that the operation at `place` puts. Raises `GatewayError` where they are there already."""
+    if not keys.isdisjoint(puts):
+        raise GatewayError(INVALID, DUPLICATE_KEY)
+    puts |= keys
+    placed += [(key, place) for key in keys]
+
+
+def _is_any_within(placed: list[tuple[bytes, int]], ranges: list[tuple[bytes, bytes, int]]) -> bool:
+    """Return whether a key is in any range that counts at its place. A pass in order of the keys: of the ranges that
+    have begun, the one that counts for most is at hand."""
+    ranges = sorted(ranges)
+    begun: list[tuple[int, bytes]] = []
+    at = 0
+    for key, place in sorted(placed):
+        while at < len(ranges) and ranges[at][0] <= key:
+            _, end, since = ranges[at]
+            heapq.heappush(begun, (since, end))
+            at += 1
+        while begun and begun[0][1] <= key:
+            heapq.heappop(begun)
+        if begun and begun[0][0] <= place:
+            return True
+    return False
 
 
 def check_size(gateway: Gateway, size: int) -> None:
