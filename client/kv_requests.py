@@ -200,13 +200,21 @@ def status() -> Steps[Mapping[str, int]]:
 
 
 def events_call(
-    name: str, key: bytes, end: bytes, flags: int, start: int, node: int | None, wait: float | None = None
+    name: str,
+    key: bytes,
+    end: bytes,
+    flags: int,
+    start: int,
+    node: int | None,
+    wait: float | None = None,
+    skip: int = 0,
 ) -> Call[Any]:
-    """Return a call for what a watch sees from the revision `start` on; `wait`: for it to happen."""
+    """Return a call for what a watch sees from the revision `start` on, of that behind `skip` events; `wait`: for it to
+    happen."""
     consistency = "leader" if node is None else "local"
     return ask(
         "kv_events", plain, at=node, kind="kv", name=name, key=key, end=end, flags=flags, start=start, wait_s=wait,
-        consistency=consistency,
+        consistency=consistency, skip=skip or None,
     )  # fmt: skip
 
 

@@ -13,11 +13,13 @@ from logyard.protocol.kv import (
     KEYS_ONLY,
     NO_DELETE,
     NO_PUT,
+    PARTS,
     PREVIOUS,
     Bodies,
     Changes,
     Compacted,
     Decoder,
+    Parts,
     answer_of,
     bodies_of,
     range_of,
@@ -62,6 +64,7 @@ class KV(FramedKV):
             | (0 if values else KEYS_ONLY)
             | (0 if puts else NO_PUT)
             | (0 if deletes else NO_DELETE)
+            | PARTS
         )
         following = start or self.status()["revision"] + 1
         return self._watch(key, end, flags, following, progress, node, min(wait, POLL_WAIT_S))
@@ -69,9 +72,9 @@ class KV(FramedKV):
     def _watch(
         self, key: bytes, end: bytes, flags: int, following: int, progress: bool, node: int | None, wait: float
     ) -> Iterator[Changes]:
-        uid = 0
+        uid, parts = 0, Parts()
         while True:
-            call = events_call(self.name, key, end, flags, following, node, wait)
+            call = events_call(self.name, key, end, flags, following, node, wait, parts.rest)
             # Silence may last as long as it likes: one question lasts a few seconds, and a leader may have to be found.
             header, data = self.yard.run(call, POLL_WAIT_S + self.yard.timeout)
             if header["kind"] == "compacted":
@@ -80,13 +83,13 @@ class KV(FramedKV):
             if uid and said and uid != said:
                 raise UnknownGroup(ANEW.format(self.name))
             uid = said or uid
-            yield from self._changes(header, bodies_of(header["places"], data), node)
+            yield from self._changes(*parts.add(header, bodies_of(header["places"], data)), node)
             if progress and not header["revisions"]:
                 yield Changes(header["next"] - 1, ())
             following = header["next"]
 
-    def _changes(self, header: Any, bodies: Bodies, node: int | None) -> Iterator[Changes]:
-        for one in header["revisions"]:
+    def _changes(self, revisions: list[Any], bodies: Bodies, node: int | None) -> Iterator[Changes]:
+        for one in revisions:
             decoder = Decoder(bodies)
             found = decoder.changes(one)
             if decoder.missing:

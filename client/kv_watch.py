@@ -19,12 +19,14 @@ from logyard.protocol.kv import (
     KEYS_ONLY,
     NO_DELETE,
     NO_PUT,
+    PARTS,
     PREVIOUS,
     Bodies,
     Changes,
     Compacted,
     Decoder,
     Event,
+    Parts,
     answer_of,
     bodies_of,
     value_questions,
@@ -83,6 +85,7 @@ class Flow(NamedTuple):
             | (0 if self.values else KEYS_ONLY)
             | (0 if self.puts else NO_PUT)
             | (0 if self.deletes else NO_DELETE)
+            | PARTS
         )
 
 
@@ -220,6 +223,7 @@ class Stream:
         "_remove",
         "_scope",
         "_busy",
+        "_parts",
     )
 
     def __init__(self, kv: Asked, node: int | None) -> None:
@@ -237,6 +241,7 @@ class Stream:
         self._remove: list[int] = []
         self._scope = kv.yard.runtime.scope()
         self._busy = False
+        self._parts = Parts()
 
     def want(self, watch: Watch) -> None:
         """Let the server send to a watch."""
@@ -309,7 +314,7 @@ class Stream:
             self._count_seen()
             self._live, self._sent, self._low, self._remove = set(), set(), 0, []
             self._add = {number: watch for number, watch in self.watches.items() if not watch.paused}
-            self._id, self._open = new_number(), False
+            self._id, self._open, self._parts = new_number(), False, Parts()
             call = ask(
                 "kv_watch", plain, at=self.node, kind="kv", name=self.kv.name, stream=self._id, add=self._rows(),
                 local=self.node is not None,
@@ -382,8 +387,8 @@ class Stream:
             self._events(header, data)
 
     def _events(self, header: Any, data: memoryview) -> None:
-        bodies = bodies_of(header["places"], data)
-        for one in header["revisions"]:
+        revisions, bodies = self._parts.add(header, bodies_of(header["places"], data))
+        for one in revisions:
             decoder = Decoder(bodies)
             found = decoder.changes(one)
             last, size, more = None, 0, False
@@ -406,15 +411,20 @@ class Stream:
 
     async def ask(self, watch: Watch) -> None:
         """Get a watch what comes next, when it was too long to be sent."""
-        flow = watch.flow
-        call = events_call(self.kv.name, flow.key, flow.end, flow.flags, watch.next, self.node)
-        header, data = await self.kv.yard.run(call)
-        if header["kind"] == "compacted":
-            raise Compacted("what comes next is compacted", compacted=header["compacted"])
-        if not watch.counts(header.get("uid", 0)):
-            raise UnknownGroup(ANEW.format(self.kv.name))
-        bodies = bodies_of(header["places"], data)
-        for one in header["revisions"][:1]:
+        flow, parts = watch.flow, Parts()
+        while True:
+            call = events_call(
+                self.kv.name, flow.key, flow.end, flow.flags, watch.next, self.node, skip=parts.rest
+            )  # fmt: skip
+            header, data = await self.kv.yard.run(call)
+            if header["kind"] == "compacted":
+                raise Compacted("what comes next is compacted", compacted=header["compacted"])
+            if not watch.counts(header.get("uid", 0)):
+                raise UnknownGroup(ANEW.format(self.kv.name))
+            revisions, bodies = parts.add(header, bodies_of(header["places"], data))
+            if not parts.rest:
+                break
+        for one in revisions[:1]:
             decoder = Decoder(bodies)
             found = decoder.changes(one)
             if decoder.missing:

@@ -19,7 +19,7 @@ from .frame import Buffer
 PUT, DELETE, RANGE, TXN, COMPACT, GRANT, KEEP, REVOKE = range(1, 9)
 TIME_TO_LIVE, LEASES, VALUES, STATUS = range(20, 24)
 PREVIOUS, KEEP_LEASE, KEYS_ONLY, COUNT_ONLY, REFERENCES = 1, 2, 4, 8, 16
-NO_PUT, NO_DELETE = 32, 64
+NO_PUT, NO_DELETE, PARTS = 32, 64, 128
 DESCENDING = 2
 FROM_KEY = b"\0"
 PAYLOAD_BYTES = 1024
@@ -347,6 +347,31 @@ class Decoder:
     def _event(self, row: Sequence[Any], previous: Sequence[Any] | None) -> Event:
         deleted = row[5] is None
         return Event(row[0], None if deleted else self.row(row), self.optional(previous))
+
+
+class Parts:
+    """Joins the parts in which a long revision comes. `rest`: the next part begins with that event; 0: all is whole."""
+
+    __slots__ = ("rest", "_shown", "_bodies")
+
+    def __init__(self) -> None:
+        self.rest = 0
+        self._shown: list[Any] = []
+        self._bodies: Bodies = {}
+
+    def add(self, header: Any, bodies: Bodies) -> tuple[list[Any], Bodies]:
+        """Return the revisions that are whole with this answer, and the payloads of them that came."""
+        begun, self.rest = self.rest, header.get("rest", 0)
+        if not begun and not self.rest:
+            return header["revisions"], bodies
+        ((revision, shown),) = header["revisions"]
+        self._shown += shown
+        self._bodies |= bodies
+        if self.rest:
+            return [], {}
+        whole, bodies = [[revision, self._shown]], self._bodies
+        self._shown, self._bodies = [], {}
+        return whole, bodies
 
 
 def kind_of(operation: Operation) -> int:

@@ -414,7 +414,7 @@ _TABLE = (
     ),
     Verb(
         "kv_events",
-        (NAME, raw("key"), raw("end"), number("flags", 0), number("start", 0), WAIT, AS_LEADER),
+        (NAME, raw("key"), raw("end"), number("flags", 0), number("start", 0), WAIT, AS_LEADER, number("skip", 0)),
         READERS, True, READ,
     ),
     Verb("snapshot", (optional(names("names")),), NODE, True, ADMIN),

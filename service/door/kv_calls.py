@@ -23,7 +23,7 @@ class KvPort(Protocol):
         """Ask a group's machine questions whose answers name payloads."""
 
     async def events(
-        self, name: str, key: bytes, end: bytes, flags: int, start: int, wait_s: float, consistency: str
+        self, name: str, key: bytes, end: bytes, flags: int, start: int, wait_s: float, consistency: str, skip: int = 0
     ) -> tuple[dict[str, Any], list[Buffer]]:
         """Return what a watch sees from a revision on."""
 
@@ -45,9 +45,9 @@ async def _fetch(system: HasKv, name: str, requests: list[bytes], consistency: s
 
 
 async def _events(
-    system: HasKv, name: str, key: bytes, end: bytes, flags: int, start: int, wait_s: float, consistency: str
+    system: HasKv, name: str, key: bytes, end: bytes, flags: int, start: int, wait_s: float, consistency: str, skip: int
 ) -> Data:
-    return Data(*await system.kv.events(name, key, end, flags, start, wait_s, consistency))
+    return Data(*await system.kv.events(name, key, end, flags, start, wait_s, consistency, skip))
 
 
 async def _change(system: HasKv, stream: int, add: list[Any], remove: list[int], close: bool) -> object:

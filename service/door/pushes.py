@@ -15,7 +15,7 @@ from logyard.engine.replica.delivery import Delivery, SessionSink
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader
 from logyard.protocol import wire
-from logyard.protocol.errors import Refused, SessionExpired, UnknownGroup
+from logyard.protocol.errors import LogyardError, Refused, SessionExpired, UnknownGroup
 from logyard.protocol.frame import Buffer
 from logyard.protocol.verbs import VERBS
 
@@ -90,8 +90,14 @@ class Watching:
         self._pushing = pushing
 
     def push(self, header: Mapping[str, Any], parts: Sequence[Buffer]) -> None:
-        """See `WatchSink`."""
-        self._pushing.connection.queue(wire.encode_push(self._pushing.request, header, parts))
+        """See `WatchSink`. Raises `LogyardError` for what no client takes: it would cut its connection, and with it all
+        other calls."""
+        frame = wire.encode_push(self._pushing.request, header, parts)
+        size = sum(map(len, frame)) - wire.HEADER_BYTES
+        if size > wire.PUSH_BYTES_MAX:
+            message = f"{size} bytes of events are more than a client takes that does not join parts of a revision"
+            raise LogyardError(message, code="too_large")
+        self._pushing.connection.queue(frame)
 
     async def room(self, size: int) -> None:
         """See `WatchSink`."""

@@ -11,20 +11,28 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from logyard.machines.kv.command import FROM_KEY, KEYS_ONLY
-from logyard.machines.kv.history import KEY, VALUE, Event, Version, value_bytes
-from logyard.machines.kv.range import ROW_BYTES, row
+from logyard.machines.kv.history import KEY, VALUE, Event, Events, Version
+from logyard.machines.kv.range import ROW_BYTES, Row, row
 
 PREVIOUS = 1
 NO_PUT = 32
 NO_DELETE = 64
+PARTS = 128
+"""Its client joins the parts of a long revision; one that does not gets it whole, or not at all."""
 ROWS_MAX = 4096
 """Events of one push, unless one revision alone has more."""
 PUSH_BYTES = 1 << 20
 """As much, with the bytes of their values."""
+PART_BYTES = 4 << 20
+"""Rows of one revision in one push: a longer one goes in parts."""
+PART_EVENTS = 65_536
+"""Events that are looked at in one turn, unless one revision has more and can't be cut, whoever watches them."""
+NUMBER_BYTES = 5
+"""A watch's share of a row that it sees."""
 
 
 class Watch(NamedTuple):
-    """A range of keys; `flags`: PREVIOUS, KEYS_ONLY (no values), NO_PUT, NO_DELETE."""
+    """A range of keys; `flags`: PREVIOUS, KEYS_ONLY (no values), NO_PUT, NO_DELETE, PARTS."""
 
     number: int
     key: bytes
@@ -77,6 +85,10 @@ class Track:
                 if not self._lengths[len(watch.key)]:
                     del self._lengths[len(watch.key)]
 
+    def joins(self) -> bool:
+        """Return whether all of them join the parts of a revision."""
+        return all(watch.flags & PARTS for watch in self.watches.values())
+
     def matching(self, key: bytes) -> Iterator[Watch]:
         """Yield the watches that a key is in the range of."""
         if key in self._exact:
@@ -92,29 +104,62 @@ class Track:
 
 class Found(NamedTuple):
     """What to push: for each revision with events ``[revision, [[watches, row or key of a deletion, previous row or
-    nil], ...]]``; the payloads of values that are wanted, and `next`, the revision to go on with."""
+    nil], ...]]``; the payloads of values that are wanted, and `next`, the revision to go on with, from event `rest` on:
+    if that is not 0, this is a part of it."""
 
     revisions: list[Any]
     payloads: dict[tuple[int, int], int]
     next: int
+    rest: int = 0
 
 
-def collect(track: Track, revisions: Iterable[tuple[int, tuple[Event, ...]]], start: int) -> Found:
+def collect(track: Track, revisions: Iterable[tuple[int, Events]], start: int, skip: int = 0) -> Found:
     """Return events for the watches of a track, of revisions from `start` on: as many as fit into a push, at least
-    one."""
+    one, or a part of that. `skip`: events of the first one that were shown already; its next part is returned."""
     found: list[Any] = []
     payloads: dict[tuple[int, int], int] = {}
-    rows, size, following = 0, 0, start
+    rows, size, looked, following = 0, 0, 0, start
     for revision, events in revisions:
-        if rows >= ROWS_MAX or size >= PUSH_BYTES:
+        if rows >= ROWS_MAX or size >= PUSH_BYTES or looked >= PART_EVENTS:
             break
-        shown = [one for event in events if (one := _shown(track, event, payloads)) is not None]
+        looked += len(events)
+        named: dict[tuple[int, int], int] = {}
+        shown, length, end = _part(track, events, skip, named)
+        if skip or end < len(events):
+            # In parts, which travel alone.
+            if found:
+                break
+            whole = end == len(events)
+            return Found([[revision, shown]], named, revision + whole, 0 if whole else end)
         if shown:
             found.append([revision, shown])
+            payloads |= named
             rows += sum(len(one[0]) for one in shown)
-            size += sum(ROW_BYTES + value_bytes(event[0]) for event in events)
+            size += length + sum(named.values())
         following = revision + 1
     return Found(found, payloads, following)
+
+
+def _part(
+    track: Track, events: Events, skip: int, payloads: dict[tuple[int, int], int]
+) -> tuple[list[list[Any]], int, int]:
+    """Return what is shown of a revision from event `skip` on, how long that is, and the event to go on with."""
+    shown: list[list[Any]] = []
+    size, whole = 0, False
+    for at in range(skip, len(events)):
+        if (size >= PART_BYTES or at - skip >= PART_EVENTS) and not whole:
+            if track.joins():
+                return shown, size, at
+            whole = True
+        one = _shown(track, events[at], payloads)
+        if one is not None:
+            shown.append(one)
+            size += NUMBER_BYTES * len(one[0]) + _length(one[1]) + (0 if one[2] is None else _length(one[2]))
+    return shown, size, len(events)
+
+
+def _length(row: Row) -> int:
+    return ROW_BYTES + len(row[0]) + (len(row[5]) if type(row[5]) is bytes else 0)
 
 
 def _shown(track: Track, event: Event, payloads: dict[tuple[int, int], int]) -> list[Any] | None:

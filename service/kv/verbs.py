@@ -39,7 +39,7 @@ class KvVerbs:
         return header_of(answers, self._node_id, member.raft.term), answers.parts
 
     async def events(
-        self, name: str, key: bytes, end: bytes, flags: int, start: int, wait_s: float, consistency: str
+        self, name: str, key: bytes, end: bytes, flags: int, start: int, wait_s: float, consistency: str, skip: int = 0
     ) -> tuple[dict[str, Any], list[Buffer]]:
         """See `Watches.events`."""
         try:
@@ -47,7 +47,7 @@ class KvVerbs:
         except Refusal as refusal:
             raise BadRequest(refusal.message) from None
         member = await self._consistent(name, consistency)
-        return await self._watches.events(member, watch, start, min(wait_s, self._wait_s_max))
+        return await self._watches.events(member, watch, start, min(wait_s, self._wait_s_max), skip)
 
     async def listen(self, name: str, stream: int, add: list[Any], local: bool, sink: WatchSink) -> object:
         """See `Watches.listen`."""

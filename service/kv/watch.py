@@ -2,8 +2,8 @@
 
 The machine's history is the buffer: a listener that is slow is read to later, from where it stands, and costs nothing
 meanwhile; when what it needs is compacted it is told so. Events of one revision travel together, in order, without a
-gap and without repetition. One task a listener, none a watch. Used by `verbs`; a listening call is a sink of
-`door.pushes`.
+gap and without repetition; those of a long one in pushes that follow one another, which its client joins. One task a
+listener, none a watch. Used by `verbs`; a listening call is a sink of `door.pushes`.
 """
 
 from __future__ import annotations
@@ -50,10 +50,19 @@ class WatchSink(Protocol):
         """Wait until less than `size` bytes wait to be sent."""
 
 
-class Stream:
-    """One listener and its watches. `stirred`: somebody changed them."""
+class Begun(NamedTuple):
+    """A revision that goes in parts: to the watches of a track as it was, `rest` of its events are shown."""
 
-    __slots__ = ("name", "tracks", "stirred", "member", "fresh", "closed", "told")
+    track: Track
+    revision: int
+    events: Events
+    rest: int
+
+
+class Stream:
+    """One listener and its watches. `stirred`: somebody changed them; `begun`: what comes before anything else."""
+
+    __slots__ = ("name", "tracks", "stirred", "member", "fresh", "closed", "told", "begun")
 
     def __init__(self, name: str, member: Member) -> None:
         self.name = name
@@ -65,6 +74,7 @@ class Stream:
         self.fresh: list[int] = []
         # When its client last heard how far it is.
         self.told = trio.current_time()
+        self.begun: Begun | None = None
 
     def add(self, rows: Sequence[Any]) -> None:
         """Add watches ``[number, key, end, revision or 0: from now on, flags]``. Raises `BadRequest`."""
@@ -111,6 +121,10 @@ class Stream:
         """Return the watches that are told now where they begin."""
         fresh, self.fresh = self.fresh, []
         return fresh
+
+    def go_on(self, begun: Begun | None) -> None:
+        """Note the revision of which parts are left, if there is one."""
+        self.begun = begun
 
     def heard(self) -> None:
         """Note that its client hears now how far it is."""
@@ -175,6 +189,12 @@ class Watches:
         await sink.room(WAITING_BYTES_MAX)
         state = machine_of(member).state
         stream.look()
+        begun = stream.begun
+        if begun is not None:
+            found = collect(begun.track, [(begun.revision, begun.events)], begun.revision, begun.rest)
+            stream.go_on(begun._replace(rest=found.rest) if found.rest else None)
+            await self._push(stream, member, found, sink)
+            return
         self._greet(stream, state.revision, member.uid, sink)
         at = stream.tracks.lowest()
         if at is not None and at <= state.compacted:
@@ -191,23 +211,31 @@ class Watches:
             return
         above = stream.tracks.above(at)
         end = min(state.revision + 1, at + SCAN_REVISIONS, above if above is not None else at + SCAN_REVISIONS)
-        found = collect(stream.tracks.tracks[at], _revisions(state.history, at, end), at)
-        stream.tracks.move(at, found.next)
+        track = stream.tracks.tracks[at]
+        found = collect(track, _revisions(state.history, at, end), at)
+        if found.rest:
+            stream.go_on(Begun(track, found.next, state.history.at(found.next), found.rest))
+        # Who joins from here on, to see a revision that goes in parts, sees it from its beginning.
+        stream.tracks.move(at, found.next + 1 if found.rest else found.next)
         if found.revisions:
-            low = stream.tracks.lowest() or 0
-            stream.heard()
-            header: dict[str, Any] = {"kind": "events", "low": low}
-            try:
-                sink.push(*await self._filled(member, found, header))
-            except Gone:
-                # Compacted while it waited for room: clients ask for what does not come along, and are told so.
-                sink.push(*await self._filled(member, found._replace(payloads={}), header))
-            give_back()
+            await self._push(stream, member, found, sink)
         else:
             if trio.current_time() - stream.told >= ALIVE_S:
                 # Others write all the time: who sees nothing of it has to know from where to resume.
                 self._tell(stream, stream.tracks.lowest(), state.revision, sink)
             await trio.lowlevel.checkpoint()
+
+    async def _push(self, stream: Stream, member: Member, found: Found, sink: WatchSink) -> None:
+        stream.heard()
+        # A client that was cut in the midst of a revision has not seen it.
+        low = found.next if found.rest else stream.tracks.lowest() or 0
+        header: dict[str, Any] = {"kind": "events", "low": low}
+        try:
+            sink.push(*await self._filled(member, found, header))
+        except Gone:
+            # Compacted while it waited for room: clients ask for what does not come along, and are told so.
+            sink.push(*await self._filled(member, found._replace(payloads={}), header))
+        give_back()
 
     def _tell(self, stream: Stream, at: int | None, revision: int, sink: WatchSink) -> None:
         stream.heard()
@@ -238,13 +266,15 @@ class Watches:
             "next": found.next,
             "places": [(*place, len(body)) for place, body in bodies.items()],
         }
+        if found.rest:
+            header["rest"] = found.rest
         return header, list(bodies.values())
 
     async def events(
-        self, member: Member, watch: Watch, start: int, wait_s: float
+        self, member: Member, watch: Watch, start: int, wait_s: float, skip: int = 0
     ) -> tuple[dict[str, Any], list[Buffer]]:
         """Return what one watch sees from revision `start` on, for who asks again and again; waits for something to
-        see."""
+        see. `skip`: so many of its events were answered already."""
         track = Track()
         track.add(watch)
         at = max(start, FIRST_REVISION) if start else machine_of(member).state.revision + 1
@@ -254,7 +284,8 @@ class Watches:
                 state = machine_of(member).state
                 if at <= state.compacted:
                     return {"kind": "compacted", "compacted": state.compacted}, []
-                found = collect(track, _revisions(state.history, at, min(state.revision + 1, at + SCAN_REVISIONS)), at)
+                end = min(state.revision + 1, at + SCAN_REVISIONS)
+                found = collect(track, _revisions(state.history, at, end), at, skip)
                 if found.revisions:
                     break
                 at = found.next

@@ -17,6 +17,7 @@ from logyard.protocol.errors import UnknownGroup
 from logyard.protocol.kv import Changes, Compacted, Compare, Event, Get, Put
 from logyard.service.cli.kv import printable
 from logyard.service.cli.root import cli
+from logyard.service.kv import tracks as kv_tracks
 from logyard.service.kv import watch as kv_watch
 
 from .test_verbs import served
@@ -58,6 +59,25 @@ async def test_the_blocking_client_has_the_same_verbs(tmp_path: Path, monkeypatc
             with pytest.raises(errors.LogyardError) as refused:
                 kv.put(b"x", b"", lease=lease.id)
             assert refused.value.code == "lease_not_found"
+
+    async with served(tmp_path) as (_, doors, _):
+        await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
+
+
+async def test_a_revision_that_comes_in_parts_is_one_for_the_blocking_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_tracks, "PART_BYTES", 1000)
+
+    def blocking(servers: list[str]) -> None:
+        with connect_sync(servers) as yard:
+            kv = yard.kv("kv")
+            kv.txn([], [Put(b"k%02d" % number, b"v" * (60 if number % 3 else 2000)) for number in range(40)])
+            kv.put(b"k", b"next")
+            changes = kv.watch(b"k", prefix=True, start=2)
+            whole, after = next(changes), next(changes)
+            assert (whole.revision, after.revision, len(after.events)) == (2, 3, 1)
+            assert [len(event.kv.value) for event in whole.events if event.kv] == [2000, 60, 60] * 13 + [2000]
 
     async with served(tmp_path) as (_, doors, _):
         await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))

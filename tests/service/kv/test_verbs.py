@@ -26,6 +26,7 @@ from logyard.machines.registry import create_machine
 from logyard.payloads.reference import PayloadRange
 from logyard.protocol import kv as kv_wire
 from logyard.protocol.kv import Compacted, Compare, Delete, Get, Put, PutResult, TxnResult
+from logyard.service.kv import tracks
 from logyard.service.kv.reads import KvReads
 from tests.engine.host.cluster import Cluster, cluster, until
 
@@ -69,6 +70,8 @@ def test_both_sides_have_the_same_numbers() -> None:
         "KEY_BYTES_MAX", "NUMBER_MAX",
     ):  # fmt: skip
         assert getattr(kv_wire, name) == getattr(kv_command, name), name
+    for name in ("NO_PUT", "NO_DELETE", "PARTS"):
+        assert getattr(kv_wire, name) == getattr(tracks, name), name
     assert kv_wire.digest(b"some") == digest(b"some")
     assert kv_wire.SORTS["value"] == kv_command.BY_VALUE and kv_wire.TARGETS["lease"] == kv_command.OF_LEASE
     assert kv_wire.RELATIONS["!="] == kv_command.DIFFERENT and kv_wire.RELATIONS["<"] == kv_command.LESS

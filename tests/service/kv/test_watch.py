@@ -17,8 +17,9 @@ from logyard.protocol.errors import BadRequest, UnknownGroup
 from logyard.protocol.kv import Changes, Compacted, Compare, Delete, Event, KeyValue, Put
 from logyard.service.door import answers
 from logyard.service.kv import reads as kv_reads
+from logyard.service.kv import tracks as kv_tracks
 from logyard.service.kv import watch as kv_watch
-from logyard.service.kv.tracks import NO_DELETE, Track, Tracks, Watch, collect, prefix_end
+from logyard.service.kv.tracks import NO_DELETE, PARTS, PREVIOUS, Found, Track, Tracks, Watch, collect, prefix_end
 from tests.engine.host.cluster import until
 
 from .test_verbs import machine, served
@@ -236,10 +237,12 @@ async def test_a_slow_reader_keeps_little_and_misses_nothing(tmp_path: Path, mon
             assert [one.revision for one in await following(slow, 50)] == list(range(2, 52))
 
 
+@pytest.mark.parametrize("part_bytes", [200, kv_tracks.PART_BYTES])
 async def test_one_revision_that_is_too_much_for_a_push_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_watch, "PAYLOAD_BYTES_MAX", 10_000)
+    monkeypatch.setattr(kv_tracks, "PART_BYTES", part_bytes)
     async with served(tmp_path) as (_, _, yard):
         kv = yard.kv("kv")
         async with kv.watch(b"", prefix=True) as changes:
@@ -249,6 +252,39 @@ async def test_one_revision_that_is_too_much_for_a_push_is_asked_for(
             whole, after = await following(changes, 2)
             assert seen([whole]) == [(2, [(b"k%d" % number, b"%d" % number * 6000) for number in range(9)])]
             assert seen([after]) == [(3, [(b"next", b"small")])]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_revision_that_comes_in_parts_is_one_for_its_reader(
+    cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_tracks, "PART_BYTES", 1000)
+    pushed, lost, parts = client_watch.Stream._pushed, [0], [0]
+
+    def push(self: client_watch.Stream, number: int, header: Any, data: memoryview) -> None:
+        if number == lost[0]:
+            return
+        pushed(self, number, header, data)
+        parts[0] += "rest" in header
+        if cut and "rest" in header and not lost[0]:
+            # What comes behind the first part is lost with the connection.
+            lost[0] = number
+
+    monkeypatch.setattr(client_watch.Stream, "_pushed", push)
+    async with served(tmp_path) as (_, doors, yard):
+        kv = yard.kv("kv")
+        async with kv.watch(b"k", prefix=True, previous=True) as changes:
+            await changes.created()
+            await kv.txn([], [Put(b"k%02d" % number, b"v" * 60) for number in range(40)])
+            await kv.delete(b"k", prefix=True)
+            await kv.put(b"k", b"next")
+            if cut:
+                await until(lambda: lost[0] != 0, "a part came")
+                await doors.cut(1)
+            found = await following(changes, 3)
+    assert [(one.revision, len(one.events)) for one in found] == [(2, 40), (3, 40), (4, 1)] and parts[0] > 4
+    assert [event.key for event in found[1].events] == [b"k%02d" % number for number in range(40)]
+    assert {event.previous and event.previous.value for event in found[1].events} == {b"v" * 60}
 
 
 async def test_a_watch_of_large_values_goes_on_however_many_there_were(tmp_path: Path) -> None:
@@ -349,7 +385,30 @@ def test_what_a_push_holds_is_bounded_by_whole_revisions(monkeypatch: pytest.Mon
     found = collect(track, events, 2)
     assert [one[0] for one in found.revisions] == [2, 3, 4] and found.next == 5
     deleted = [(2, ((version(b"k", 2, None), version(b"k", 1)),)), (3, ((version(b"x", 3), None),))]
-    assert collect(track, deleted, 2) == ([], {}, 4)
+    assert collect(track, deleted, 2) == ([], {}, 4, 0)
+
+
+def test_a_part_of_a_revision_is_bounded_by_all_that_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logyard.service.kv.tracks.PART_BYTES", 1000)
+
+    def parts(events: tuple[Any, ...], *watches: Watch) -> list[Found]:
+        track = Track()
+        for watch in watches:
+            track.add(watch)
+        found = [collect(track, [(2, events)], 2)]
+        while found[-1].rest:
+            found.append(collect(track, [(2, events)], 2, found[-1].rest))
+        assert [one.next for one in found] == [*[2] * (len(found) - 1), 3]
+        assert sum([len(one.revisions[0][1]) for one in found]) in (0, len(events))
+        return found
+
+    small = tuple([(version(b"k%02d" % number, 2), version(b"k%02d" % number, 1, b"v" * 400)) for number in range(20)])
+    assert len(parts(small, Watch(1, b"k", b"l", PARTS))) == 2, "nobody sees what was there"
+    assert len(parts(small, Watch(1, b"k", b"l", PARTS | PREVIOUS))) == 10
+    assert len(parts(small, *[Watch(number, b"k", b"l", PARTS) for number in range(100)])) == 10
+    assert len(parts(small, Watch(1, b"k", b"l", PARTS), Watch(2, b"k", b"l", 0))) == 1, "one of them joins none"
+    monkeypatch.setattr("logyard.service.kv.tracks.PART_EVENTS", 5)
+    assert len(parts(small, Watch(1, b"other", b"", PARTS))) == 4, "looking takes its time, too"
 
 
 async def test_a_watch_of_older_revisions_misses_nothing_after_a_cut_although_others_are_ahead(

@@ -15,11 +15,12 @@ from logyard.machines.kv import KV
 from logyard.machines.kv.command import COMPACT
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused, UnknownGroup
 from logyard.protocol.frame import Buffer, encode_frame
-from logyard.protocol.kv import Operation, Put, encode, encode_numbers
+from logyard.protocol.kv import Operation, Parts, Put, Txn, encode, encode_numbers
 from logyard.service.door import answers
+from logyard.service.kv import tracks
 from logyard.service.kv import watch as kv_watch
 from logyard.service.kv.reads import KvReads
-from logyard.service.kv.tracks import Watch, prefix_end
+from logyard.service.kv.tracks import PARTS, Watch, prefix_end
 from logyard.service.kv.watch import Groups, Watches
 
 from ..rig import Group
@@ -131,6 +132,80 @@ async def test_a_slow_listener_misses_nothing() -> None:
         rig.sink.free.set()
         await settled()
     assert rig.sink.revisions() == list(range(2, 11))
+
+
+KEYS = (b"k", prefix_end(b"k"))
+
+
+def long_revision(rig: Rig) -> None:
+    """Revision 3, of 40 events; nine go into a part."""
+    rig.put(b"k")
+    rig.apply(frame_of(Txn([], [Put(b"k%02d" % number, b"v" * 50) for number in range(40)])))
+
+
+async def test_a_long_revision_goes_in_parts_to_who_joins_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracks, "PART_BYTES", 1000)
+    rig = Rig()
+    long_revision(rig)
+    rig.put(b"k")
+    async with rig.listening([1, *KEYS, 2, PARTS]):
+        pass
+    sent = [header for header in rig.sink.pushed if header["kind"] == "events"]
+    assert [header.get("rest", 0) for header in sent] == [0, 9, 18, 27, 36, 0, 0]
+    assert [header["low"] for header in sent] == [3, 3, 3, 3, 3, 4, 5], "a part of it is not all of it"
+    rig.sink = Sink()
+    async with rig.listening([1, *KEYS, 2, 0]):
+        pass
+    assert rig.sink.revisions() == [2, 3, 4] and not any("rest" in header for header in rig.sink.pushed)
+
+
+class Stopping(Sink):
+    """It takes one part, and then nothing until it is told to."""
+
+    def push(self, header: Mapping[str, Any], parts: Sequence[Any]) -> None:
+        super().push(header, parts)
+        if [one for one in self.pushed if "rest" in one] == [header]:
+            self.free = trio.Event()
+
+
+async def test_who_joins_in_the_midst_of_a_long_revision_sees_it_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracks, "PART_BYTES", 1000)
+    rig = Rig()
+    rig.sink = Stopping()
+    long_revision(rig)
+    async with rig.listening([1, *KEYS, 2, PARTS]):
+        assert rig.sink.pushed[-1]["rest"] == 9
+        rig.watches.change(5, [[2, *KEYS, 3, PARTS], [3, *KEYS, 4, PARTS]], [])
+        rig.put(b"k")
+        await settled()
+        assert rig.sink.pushed[-1]["rest"] == 9
+        rig.sink.free.set()
+    seen: dict[int, list[tuple[int, int]]] = {}
+    joined = Parts()
+    for header in rig.sink.pushed:
+        if header["kind"] == "created":
+            seen |= {number: [] for number, _ in header["watches"]}
+        elif header["kind"] == "events":
+            for revision, shown in joined.add(header, {})[0]:
+                for number in seen:
+                    events = [one for one in shown if number in one[0]]
+                    seen[number] += [(revision, len(events))] if events else []
+    assert seen == {1: [(2, 1), (3, 40), (4, 1)], 2: [(3, 40), (4, 1)], 3: [(4, 1)]}
+
+
+async def test_a_long_revision_is_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracks, "PART_BYTES", 1000)
+    rig = Rig()
+    long_revision(rig)
+    joined, nexts = Parts(), list[int]()
+    found: list[Any] = []
+    while not found:
+        header, _ = await rig.watches.events(rig.member, Watch(0, *KEYS, PARTS), 3, 3.0, joined.rest)
+        found, _ = joined.add(header, {})
+        nexts.append(header["next"])
+    assert [(revision, len(shown)) for revision, shown in found] == [(3, 40)] and nexts == [3, 3, 3, 3, 4]
 
 
 async def test_what_is_compacted_is_told_and_the_others_go_on() -> None:
