@@ -23,7 +23,7 @@ from logyard.machines.kv.history import Events, History
 from logyard.protocol.errors import BadRequest, Gone, Refused, UnknownGroup, WrongKind
 
 from ..door.answers import give_back
-from .reads import Place
+from .reads import SMALL_BYTES, Place
 from .tracks import Found, Track, Tracks, Watch, collect
 
 ALIVE_S = 1.0
@@ -142,7 +142,7 @@ class Groups(NamedTuple):
 
 
 Read = Callable[[Member, Iterable[Place]], Awaitable[Mapping[Place, Buffer]]]
-"""Gives the bytes of payloads, by place: `reads.KvReads.read`."""
+"""Gives the bytes of payloads, by place, as many as go together: `reads.KvReads.read`."""
 
 
 class Watches:
@@ -256,7 +256,7 @@ class Watches:
         taken: list[tuple[int, int]] = []
         size = 0
         for place, length in found.payloads.items():
-            size += length
+            size += max(length, SMALL_BYTES)
             if size > PAYLOAD_BYTES_MAX and taken:
                 break
             taken.append(place)

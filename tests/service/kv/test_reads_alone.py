@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
 import pytest
 
+from logyard.engine.replica.member import Member
+from logyard.engine.replica.reader import Wanted
+from logyard.engine.types import Buffer
 from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
-from logyard.protocol.errors import BadRequest, Corrupt, Gone, GroupStopped
-from logyard.protocol.kv import Delete, Get, Put, encode
+from logyard.protocol.errors import BadRequest, Corrupt, Gone, GroupStopped, LogyardError
+from logyard.protocol.frame import encode_frame
+from logyard.protocol.kv import FROM_KEY, PUT, VALUES, Delete, Get, Put, encode
 from logyard.service.door import answers
 from logyard.service.kv import reads as kv_reads
 from logyard.service.kv.reads import KvReads
@@ -49,6 +54,102 @@ async def test_a_call_answers_what_fits_and_at_least_one(monkeypatch: pytest.Mon
     assert len((await rig.get(b"a", b"b", b"c"))[1]) == 2
     monkeypatch.setattr(kv_reads, "ANSWER_BYTES", 1)
     assert len((await rig.get(b"a", b"b"))[1]) == 1
+
+
+def lie(key: bytes, body: bytes = LARGE) -> memoryview:
+    """A put whose writer says that its value is empty."""
+    command: bytes = msgpack.packb((PUT, key, (0, 0, b"d" * 16), 0, 0))
+    return memoryview(b"".join(encode_frame([(b"", body)], command=command)))
+
+
+async def test_what_is_asked_for_by_its_place_counts_as_long_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_reads, "ANSWER_BYTES", 6000)
+    rig = Rig()
+    places = [(rig.apply(frame_of(Put(key, LARGE))), 0) for key in (b"a", b"b", b"c")]
+    asked = [msgpack.packb((VALUES, [place])) for place in places]
+    assert len((await rig.reads.fetch(rig.member, asked)).answers) == 2
+    monkeypatch.setattr(kv_reads, "QUESTION_BYTES_MAX", 12_000)
+    with pytest.raises(LogyardError) as refused:
+        await rig.reads.fetch(rig.member, [msgpack.packb((VALUES, places))])
+    assert refused.value.code == "too_large"
+
+
+async def test_a_value_is_as_long_as_it_is_whatever_its_writer_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_reads, "ANSWER_BYTES", 6000)
+    rig = Rig()
+    places = [(rig.apply(lie(key)), 0) for key in (b"a", b"b", b"c")]
+    assert [len(some) for some in await rig.get(b"a", b"b", b"c")] == [2, 2]
+    assert len(await rig.reads.read(rig.member, places)) == 1, "the client asks for the others"
+    monkeypatch.setattr(kv_reads, "QUESTION_BYTES_MAX", 9000)
+    everything = encode(Get(FROM_KEY, FROM_KEY))[0]
+    one = await rig.reads.fetch(rig.member, [encode(Get(b"a"))[0], everything])
+    assert len(one.answers) == len(one.parts) == 1
+    with pytest.raises(LogyardError) as refused:
+        await rig.reads.fetch(rig.member, [everything])
+    assert refused.value.code == "too_large"
+
+
+async def test_a_call_names_a_bounded_number_of_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_reads, "PLACES_MAX", 2)
+    rig = Rig()
+    rig.apply(*[frame_of(Put(key, b"x" * 1024)) for key in (b"a", b"b", b"c")])
+    assert len((await rig.get(b"a", b"b", b"c"))[1]) == 2
+    with pytest.raises(LogyardError) as refused:
+        await rig.reads.fetch(rig.member, [encode(Get(FROM_KEY, FROM_KEY))[0]])
+    assert refused.value.code == "too_large"
+
+
+async def test_an_answer_takes_room_for_what_it_reads_before_it_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    for key, size in ((b"a", 3 << 20), (b"b", 20 << 20)):
+        rig.apply(frame_of(Put(key, bytes(size))))
+    log: list[Any] = []
+
+    async def take(size: int) -> None:
+        log.append(size)
+
+    tokens = answers.TAKE.set(take), answers.GIVE_BACK.set(lambda: log.append("back"))
+    try:
+        for key in (b"a", b"b"):
+            await rig.get(key)
+    finally:
+        answers.TAKE.reset(tokens[0])
+        answers.GIVE_BACK.reset(tokens[1])
+    first = ["back", kv_reads.ABOUT_BYTES, "back"]
+    assert log == [*first, 3 << 20, *first, kv_reads.ROOM_BYTES], "a call that waits holds no room itself"
+
+
+async def test_small_values_are_read_pack_by_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_reads, "ROUND_BYTES", 5000)
+    read: list[int] = []
+
+    class Counting(Rig):
+        async def read(self, member: Member, wanted: Sequence[Wanted]) -> list[Buffer]:
+            read.append(sum(want.stop - want.start for want in wanted))
+            return await super().read(member, wanted)
+
+    rig = Counting()
+    keys = [b"k%d" % number for number in range(9)]
+    for key in keys:
+        rig.apply(frame_of(Put(key, key * 1000)))
+    assert (await rig.get(*keys))[0] == [key * 1000 for key in keys]
+    assert len(read) == 5 and max(read) <= 5000
+
+
+async def test_what_is_released_between_two_reads_of_an_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_reads, "ROUND_BYTES", 5000)
+
+    class Releasing(Rig):
+        async def read(self, member: Member, wanted: Sequence[Wanted]) -> list[Buffer]:
+            found = await super().read(member, wanted)
+            if not self.liveness.released:
+                self.liveness.released = member.raft.applied
+                self.apply(*[frame_of(Put(key, b"N" * 2000)) for key in (b"a", b"b", b"c")])
+            return found
+
+    rig = Releasing()
+    rig.apply(*[frame_of(Put(key, LARGE)) for key in (b"a", b"b", b"c")])
+    assert (await rig.get(b"a", b"b", b"c"))[0] == [b"N" * 2000] * 3
 
 
 async def test_a_lost_payload_is_stored_anew_and_read() -> None:

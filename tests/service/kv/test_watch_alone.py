@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgpack
 import pytest
 import trio
 import trio.testing
@@ -15,8 +16,9 @@ from logyard.machines.kv import KV
 from logyard.machines.kv.command import COMPACT
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused, UnknownGroup
 from logyard.protocol.frame import Buffer, encode_frame
-from logyard.protocol.kv import Operation, Parts, Put, Txn, encode, encode_numbers
+from logyard.protocol.kv import PUT, Operation, Parts, Put, Txn, encode, encode_numbers
 from logyard.service.door import answers
+from logyard.service.kv import reads as kv_reads
 from logyard.service.kv import tracks
 from logyard.service.kv import watch as kv_watch
 from logyard.service.kv.reads import KvReads
@@ -293,6 +295,17 @@ async def test_who_asks_again_and_again_gets_values_however_long_they_are_read(
     finally:
         answers.TAKE.reset(token)
     assert [one[0] for one in header["revisions"]] == [2] and [len(one) for one in parts] == [3000]
+
+
+async def test_a_push_holds_what_it_is_and_not_what_writers_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_reads, "ANSWER_BYTES", 6000)
+    rig = Rig()
+    for key in (b"k1", b"k2", b"k3"):
+        command: bytes = msgpack.packb((PUT, key, (0, 0, b"d" * 16), 0, 0))
+        rig.apply(memoryview(b"".join(encode_frame([(b"", b"L" * 5000)], command=command))))
+    async with rig.listening(rig.row(1, b"k", 2)):
+        pass
+    assert rig.sink.revisions() == [2, 3, 4] and rig.sink.bytes == 5000, "clients ask for the others"
 
 
 async def test_what_is_compacted_while_it_waits_for_room_ends_no_stream() -> None:
