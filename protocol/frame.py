@@ -45,6 +45,8 @@ ENVELOPE_BYTES = ENVELOPE.size
 PIECED = struct.Struct("<QQ")
 """upload (the client's number for it within its session), and a piece's byte offset, or the payload's size in a frame
 that binds. It stands before the machine's command."""
+LENGTHS = struct.Struct("<II")
+"""A record's row in the table of its pack: head length, body length."""
 PIECE_BYTES_MAX = (1 << 20) - 4096
 """A piece with its table and its head fits into an entry of `entry_bytes_max` as it is by default: nobody else's
 command waits behind more."""
@@ -369,6 +371,13 @@ def check_frame(frame: memoryview) -> tuple[int, int, int, int, int]:
     if flags & BINDS and table[1] != ABSENT:
         raise BadRequest("the payload of a record that binds an upload is that upload, and nothing else")
     return records, pack_at, pack_end, large, session
+
+
+def piece_of(frame: memoryview) -> tuple[int, int]:
+    """Return (upload, bytes of the body) of a piece that `check_frame` let pass; 0 bytes give the upload up."""
+    upload, _ = PIECED.unpack_from(frame, FRAME_BYTES)
+    _, size = LENGTHS.unpack_from(frame, FRAME_BYTES + PIECED.size)
+    return upload, 0 if size == ABSENT else size
 
 
 def _check_pieced(flags: int, records: int, command_bytes: int, session: int) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 import trio
 
 from logyard.protocol.errors import BadRequest, Busy, GroupStopped, NotLeader, UnknownGroup
-from logyard.protocol.frame import PIECE, PIECE_BYTES_MAX, check_frame
+from logyard.protocol.frame import FRAME_SESSION, FRAME_SESSION_AT, PIECE, check_frame, piece_of
 from logyard.protocol.pending import DROP, PendingReply, Sink
 
 from ..config import SystemConfig
 from ..entry import encode_system
 from ..raft.state import LEADER
 from .member import RUNNING, Member
+from .uploads import PIECE_COUNTS
 
 UPLOADS_FULL_S = 0.5
 """Until unfinished uploads may have ended: seconds, as they are of many pieces each."""
@@ -81,18 +82,28 @@ class Submit:
         if records > self._records_max:
             raise BadRequest(f"{records} records in one frame; send at most {self._records_max}")
         if frame[1] & PIECE:
-            records = self._admit_piece(member, len(frame))
+            self._admit_piece(member, frame)
+            # As many as an entry may have: it is alone in its own.
+            records = self._records_max
         proposals.add(frame, sink, request, records, session, reserved, early, low)
         if not member.dirty:
             self._mark(member)
 
-    def _admit_piece(self, member: Member, size: int) -> int:
-        """Return the records that a piece counts in the queue: as many as an entry may have, so that it is alone in its
-        own. Raises `Busy` while the group has too many bytes of unfinished uploads."""
-        held = member.uploads.bytes if member.uploads is not None else 0
-        if held + size > self._upload_bytes and size > PIECE_BYTES_MAX // 1024:
-            raise Busy("the group's unfinished uploads", UPLOADS_FULL_S)
-        return self._records_max
+    def _admit_piece(self, member: Member, frame: memoryview) -> None:
+        """Raise `Busy` for a piece while its group, or its session, has too much of unfinished uploads. What gives one
+        up makes room, and what was applied before is only answered again."""
+        uploads, (number, size) = member.uploads, piece_of(frame)
+        if uploads is None or not size:
+            return
+        session, sequence = FRAME_SESSION.unpack_from(frame, FRAME_SESSION_AT)
+        if uploads.counted + max(len(frame), PIECE_COUNTS) > self._upload_bytes:
+            cause = "the group's unfinished uploads"
+        elif uploads.is_full((session, number)):
+            cause = "the session's unfinished uploads"
+        else:
+            return
+        if member.sessions is None or member.sessions.known(session, sequence) is None:
+            raise Busy(cause, UPLOADS_FULL_S)
 
     def propose(self, member: Member, name: str, *arguments: object, sink: Sink = DROP, request: int = 0) -> None:
         """Queue a command of the engine's own; `sink` gets its reply.

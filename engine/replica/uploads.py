@@ -8,7 +8,7 @@ release. Called by `sessions` at apply, by `effects` (releases spare what is her
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgpack
@@ -21,6 +21,11 @@ from ..machine import Context, Effect, PayloadRange, PayloadRef, Position, Rejec
 PIECES_MAX = 2 * (PAYLOAD_BYTES_MAX // PIECE_BYTES_MAX + 1)
 """Pieces of one upload: clients send full ones, so the largest payload needs half of this; a million tiny ones would
 only fill the table."""
+UPLOADS_MAX = 64
+"""Of one session: as many as its client may have frames under way. The clients have one."""
+PIECE_COUNTS = 64 << 10
+"""What a piece counts at least among the bytes of unfinished uploads: its row costs memory on every member and a place
+in each snapshot, however small it is. A payload of 4 GiB in `PIECES_MAX` pieces counts no more than it has."""
 TABLE_BYTES = 8
 """What a small piece's bytes stand behind in their pack: its one row of lengths."""
 _PIECE = struct.Struct("<QQQI16s")
@@ -38,19 +43,31 @@ class Upload:
 
 
 class Uploads:
-    """The unfinished uploads of one group, by (session, upload). `bytes`: of all their pieces.
+    """The unfinished uploads of one group, by (session, upload). `bytes`: of all their pieces. How many there may be is
+    asked by the leader before a piece becomes an entry (`submit`): what is in the log counts, however many they are.
 
     A piece is alone in its entry, so an index names it. `indexes` are those of all unbound pieces, rising.
     `discarded` are pieces that died unbound: the machine never heard of them, so what it claims may hold them.
     """
 
-    __slots__ = ("open", "bytes", "indexes", "discarded")
+    __slots__ = ("open", "bytes", "indexes", "discarded", "_numbers")
 
     def __init__(self) -> None:
         self.open: dict[tuple[int, int], Upload] = {}
         self.bytes = 0
         self.indexes: list[int] = []
         self.discarded: list[tuple[int, int]] = []
+        # By session, its uploads in the order in which they began.
+        self._numbers: dict[int, dict[int, None]] = {}
+
+    @property
+    def counted(self) -> int:
+        """Return what all pieces count against the limit of a group, small ones `PIECE_COUNTS`."""
+        return max(self.bytes, len(self.indexes) * PIECE_COUNTS)
+
+    def is_full(self, key: tuple[int, int]) -> bool:
+        """Return whether this upload would be one more than a session may have."""
+        return key not in self.open and len(self._numbers.get(key[0], ())) >= UPLOADS_MAX
 
     def add(self, key: tuple[int, int], offset: int, ref: PayloadRef) -> Reject | None:
         """Take a piece; or say why it must not be."""
@@ -60,7 +77,7 @@ class Uploads:
         if found is not None and (offset in found.pieces or len(found.pieces) >= PIECES_MAX):
             return Reject("bad_piece", f"upload {key[1]} has a piece at {offset} already, or too many of them")
         if found is None:
-            found = self.open[key] = Upload()
+            found = self._begin(key)
         found.pieces[offset] = ref
         found.bytes += ref.size
         self.bytes += ref.size
@@ -80,7 +97,7 @@ class Uploads:
             at += ref.size
         if at != size or len(pieces) != len(found.pieces):
             return Reject("incomplete_upload", f"upload {key[1]} is whole up to byte {at}, and not one of {size}")
-        self._remove(key)
+        self._remove([key])
         return tuple(pieces)
 
     def take(
@@ -120,29 +137,49 @@ class Uploads:
 
     def give_up(self, key: tuple[int, int]) -> list[Release]:
         """Give up an upload that ends unbound: its pieces are dead."""
-        return self.discard(self._remove(key)) if key in self.open else []
+        return self._discard(self._remove([key])) if key in self.open else []
 
     def end(self, sessions: Collection[int]) -> list[Release]:
-        """End the uploads of sessions that ended."""
-        found = []
-        for key in [key for key in self.open if key[0] in sessions]:
-            found += self.give_up(key)
-        return found
+        """End the uploads of sessions that ended: a step of apply, however many they are."""
+        keys = [(one, number) for one in dict.fromkeys(sessions) for number in self._numbers.get(one, ())]
+        return self._discard(self._remove(keys))
 
     def discard(self, refs: Iterable[PayloadRef]) -> list[Release]:
         """Return the releases of pieces that no machine took, remembered as such."""
-        releases = []
-        for first, end in runs(sorted(ref.index for ref in refs)):
-            insort(self.discarded, (first, end))
-            releases.append(Release(Position(first, 0), Position(end, 0)))
-        return releases
+        return self._discard(list(runs(sorted(ref.index for ref in refs))))
 
-    def _remove(self, key: tuple[int, int]) -> list[PayloadRef]:
-        found = self.open.pop(key)
-        self.bytes -= found.bytes
-        gone = {ref.index for ref in found.pieces.values()}
-        self.indexes = [index for index in self.indexes if index not in gone]
-        return list(found.pieces.values())
+    def _discard(self, dead: list[tuple[int, int]]) -> list[Release]:
+        if len(dead) == 1:
+            insort(self.discarded, dead[0])
+        else:
+            self.discarded += dead
+            self.discarded.sort()
+        return [Release(Position(first, 0), Position(end, 0)) for first, end in dead]
+
+    def _begin(self, key: tuple[int, int]) -> Upload:
+        self._numbers.setdefault(key[0], {})[key[1]] = None
+        upload = self.open[key] = Upload()
+        return upload
+
+    def _remove(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Take uploads out; return the runs of their pieces, of one after the other. `indexes` are gone through once
+        for all of them, and only where their pieces lie."""
+        found: list[tuple[int, int]] = []
+        gone: set[int] = set()
+        for key in keys:
+            upload = self.open.pop(key)
+            numbers = self._numbers[key[0]]
+            del numbers[key[1]]
+            if not numbers:
+                del self._numbers[key[0]]
+            self.bytes -= upload.bytes
+            pieces = sorted(ref.index for ref in upload.pieces.values())
+            found += runs(pieces)
+            gone.update(pieces)
+        if gone:
+            low, high = bisect_left(self.indexes, min(gone)), bisect_right(self.indexes, max(gone))
+            self.indexes[low:high] = [index for index in self.indexes[low:high] if index not in gone]
+        return found
 
     def spared(self, first: Position, end: Position) -> Iterator[tuple[Position, Position]]:
         """Yield a machine's release without the pieces it can't know of."""
@@ -157,7 +194,9 @@ class Uploads:
     def claims(self, needed: PayloadRange) -> Iterator[PayloadRange]:
         """Yield what a machine says it needs, without the pieces that died before it heard of them."""
         at, end = needed
-        for low, high in self.discarded[max(0, bisect_left(self.discarded, (at.index, 0)) - 1) :]:
+        first = max(0, bisect_left(self.discarded, (at.index, 0)) - 1)
+        for number in range(first, len(self.discarded)):
+            low, high = self.discarded[number]
             if (low, 0) >= end:
                 break
             if at < (low, 0):
@@ -187,7 +226,7 @@ class Uploads:
         table = cls()
         rows, discarded = msgpack.unpackb(data)
         for session, number, pieces in rows:
-            upload = table.open[session, number] = Upload()
+            upload = table._begin((session, number))
             for offset, index, term, size, digest in _PIECE.iter_unpack(pieces):
                 upload.pieces[offset] = PayloadRef(uid, index, 0, term, size, digest)
                 upload.bytes += size

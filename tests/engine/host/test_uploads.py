@@ -6,13 +6,14 @@ Pieces are small here: what counts is where they lie, not how long they are.
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
 import trio
 
 from logyard.engine.machine import PayloadRange, PayloadRef, Position, Reject, Release
-from logyard.engine.replica.uploads import Uploads, runs
+from logyard.engine.replica.uploads import PIECE_COUNTS, Uploads, runs
 from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, NotLeader, Unknown
 from logyard.protocol.frame import ABSENT, BINDS, LARGE, PIECE, PIECED, UNIFORM, Buffer, check_frame, encode_parts
@@ -151,6 +152,33 @@ def test_a_piece_that_overlaps_another_makes_the_upload_useless() -> None:
     assert table.add((1, 1), 0, ref(3)) is None and table.add((1, 1), 5, ref(4)) is None
     for size in (10, 15, 20):
         assert isinstance(table.bind((1, 1), size), Reject)
+
+
+def test_an_end_of_a_session_goes_through_the_table_once() -> None:
+    """It is one step of apply on every member, and again at each replay."""
+    uploads, others = 60_000, 100
+    table = Uploads()
+    for number in range(uploads):
+        table.add((2 + number % 2, number), 0, ref(2 * number))
+    for number in range(others):
+        table.add((9, 1), number * 10, ref(2 * uploads + number))
+    began = time.process_time()
+    released = table.end([2, 2, 4])
+    released += table.end([3])
+    assert time.process_time() - began < 5, "it took half a minute"
+    assert sorted(one.first.index for one in released) == list(range(0, 2 * uploads, 2))
+    assert table.discarded == [(index, index + 1) for index in range(0, 2 * uploads, 2)]
+    assert table.indexes == list(range(2 * uploads, 2 * uploads + others)) and table.bytes == others * 10
+    began = time.process_time()
+    claims = [claim for at in range(uploads) for claim in table.claims(range_of(2 * at, 2 * at + 2))]
+    assert time.process_time() - began < 5, "nor is the rest of the table gone through for each range of a machine's"
+    assert claims == [range_of(2 * at + 1, 2 * at + 2) for at in range(uploads)]
+    assert list(table.open) == [(9, 1)] and not table.is_full((9, 1))
+    assert table.counted == others * PIECE_COUNTS and Uploads.decode(1, table.encode()).counted == table.counted
+
+
+def range_of(first: int, end: int) -> PayloadRange:
+    return PayloadRange(Position(first, 0), Position(end, 0))
 
 
 def test_releases_spare_unbound_pieces() -> None:

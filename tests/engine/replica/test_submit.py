@@ -10,10 +10,12 @@ import trio.testing
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import encode_system
+from logyard.engine.machine import PayloadRef
 from logyard.engine.raft.core import FOLLOWER
 from logyard.engine.replica.member import HALTED, Member
+from logyard.engine.replica.sessions import Sessions
 from logyard.engine.replica.submit import Submit, check_leader
-from logyard.engine.replica.uploads import Uploads
+from logyard.engine.replica.uploads import UPLOADS_MAX, Uploads
 from logyard.protocol.errors import BadRequest, Busy, GroupStopped, NotLeader, UnknownGroup, encode_error
 from logyard.protocol.frame import ABSENT, PIECE, PIECED, UNIFORM, encode_frame, encode_parts
 from logyard.protocol.pending import FAILED, OK
@@ -27,12 +29,13 @@ def frame(records: int = 1, body: bytes = b"x", session: int = 0) -> memoryview:
     return memoryview(b"".join(encode_frame([(b"", body)] * records, command=b"c", session=session, sequence=session)))
 
 
-def piece(size: int) -> memoryview:
+def piece(size: int, upload: int = 1, session: int = 1, sequence: int = 0) -> memoryview:
     """A piece of a large payload; of size 0 it gives its upload up."""
     large = [bytes(size)] if size >= 4 * KIB else []
     small = [bytes(size)] if 0 < size < 4 * KIB else []
-    table, region = [0, size or ABSENT], PIECED.pack(1, 0)
-    return memoryview(b"".join(encode_parts(table, [b""], small, large, region, flags=UNIFORM | PIECE, session=1)))
+    table, region = [0, size or ABSENT], PIECED.pack(upload, 0)
+    parts = encode_parts(table, [b""], small, large, region, flags=UNIFORM | PIECE, session=session, sequence=sequence)
+    return memoryview(b"".join(parts))
 
 
 class Rig:
@@ -148,6 +151,41 @@ def test_a_piece_is_alone_in_its_entry_and_bounded_with_the_unfinished_ones() ->
     assert len(queue) == 2, "what gives an upload up is what makes room"
     rig.send(frame(body=bytes(200 * KIB)))
     assert len(queue) == 3, "what is no piece has nothing to do with it"
+
+
+def test_small_pieces_are_bounded_too_and_so_are_the_uploads_of_a_session() -> None:
+    rig = Rig(group_upload_bytes=80 * 64 * KIB, entry_records_max=50)
+    table = rig.member.uploads = Uploads()
+    for number in range(1, UPLOADS_MAX + 1):
+        assert table.add((1, number), 0, PayloadRef(UID, number, 0, 1, 1, b"h" * 16)) is None
+    with pytest.raises(Busy, match="the session's unfinished uploads"):
+        rig.send(piece(1, upload=UPLOADS_MAX + 1))
+    rig.check_nothing()
+    rig.send(piece(0, upload=UPLOADS_MAX + 1))
+    rig.send(piece(1, upload=UPLOADS_MAX))
+    rig.send(piece(1, upload=1, session=2))
+    rig.check_nothing(queued=3)
+    for number in range(80 - UPLOADS_MAX):
+        assert table.add((2, 1), number, PayloadRef(UID, 100 + number, 0, 1, 1, b"h" * 16)) is None
+    with pytest.raises(Busy, match="the group's unfinished uploads"):
+        rig.send(piece(1, session=3))
+    rig.send(piece(0, session=3))
+    rig.check_nothing(queued=4)
+
+
+def test_a_piece_that_was_applied_before_is_let_in_to_be_answered_again() -> None:
+    rig = Rig(entry_records_max=50)
+    table = rig.member.uploads = Uploads()
+    for number in range(2, UPLOADS_MAX + 2):
+        assert table.add((1, number), 0, PayloadRef(UID, number, 0, 1, 1, b"h" * 16)) is None
+    sessions = rig.member.sessions = Sessions()
+    sessions.register(1, 77, 1000)
+    with pytest.raises(Busy):
+        rig.send(piece(1, sequence=5))
+    assert sessions.take(1, 5) is None
+    sessions.keep(1, 5, b"")
+    rig.send(piece(1, sequence=5))
+    rig.check_nothing(queued=1)
 
 
 # Commands of the engine's own
