@@ -158,7 +158,10 @@ class Generation:
         if writable and lock:
             self._claim_lock_file()
         if self._journal is not None:
-            self._slot = self._journal.enter(self.number)
+            try:
+                self._slot = self._journal.enter(self.number)
+            except OSError as error:
+                raise self._failure(error) from error
         try:
             self._env = lmdb.open(
                 self.path, map_size=self.config.map_bytes, readonly=not writable, lock=lock, create=writable,

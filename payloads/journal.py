@@ -19,11 +19,12 @@ IN_USE_WRITER = "in-use.writer"
 _MAGIC = b"logyard-journal1"
 _SLOT = struct.Struct("<QQ")
 """generation, 1 while a thread is inside (a whole word: torn by nothing)."""
-_SLOTS = 1023
+_BYTES = 16 << 10
+"""Of the file, and by which it grows: as many slots as generations are open, and these are all there are."""
 
 
 class Journal:
-    """A fixed file of slots. Not thread-safe but for `mark`, whose callers hold their generation's lock."""
+    """A file of slots. Not thread-safe but for `mark` and `leave`, whose callers hold their generation's lock."""
 
     __slots__ = ("path", "_map", "_free")
 
@@ -33,11 +34,12 @@ class Journal:
         self._free: list[int] = []
 
     def open(self) -> list[int]:
-        """Map the file and clear it; return the generations that the last process was inside of, rising."""
-        size = len(_MAGIC) + _SLOTS * _SLOT.size
+        """Map the file and clear it; return the generations that the last process was inside of, rising. It keeps its
+        size: a start on a full disk needs no more than there is."""
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            old = os.pread(fd, size, 0)
+            old = os.pread(fd, os.fstat(fd).st_size, 0)
+            size = max(_BYTES, len(old) // _BYTES * _BYTES) if old.startswith(_MAGIC) else _BYTES
             os.truncate(fd, size)
             # Through a map a full disk is a signal that kills; here it is an error.
             os.posix_fallocate(fd, 0, size)
@@ -45,18 +47,28 @@ class Journal:
         finally:
             os.close(fd)
         self._map[:] = _MAGIC + bytes(size - len(_MAGIC))
-        self._free = list(range(_SLOTS - 1, -1, -1))
+        self._free = list(range(_slots(size) - 1, -1, -1))
         return _suspects(old)
 
     def enter(self, generation: int) -> int:
         """Return a slot for an environment that is about to be opened; it counts as inside until `mark(slot,
-        False)`."""
-        assert self._map is not None and self._free, (
-            "the journal is closed, or more environments are open than it has slots"
-        )
+        False)`. Raises OSError when there is none and the file can't grow."""
+        assert self._map is not None, "the journal is closed"
+        if not self._free:
+            self._grow(len(self._map))
         slot = self._free.pop()
         _SLOT.pack_into(self._map, len(_MAGIC) + slot * _SLOT.size, generation, 1)
         return slot
+
+    def _grow(self, size: int) -> None:
+        fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, size + _BYTES)
+            # Who marks through the former map meanwhile writes to the same file. It goes with its last user.
+            self._map = mmap.mmap(fd, size + _BYTES)
+        finally:
+            os.close(fd)
+        self._free += range(_slots(size + _BYTES) - 1, _slots(size) - 1, -1)
 
     def mark(self, slot: int, inside: bool) -> None:
         """Record that a thread goes into the environment, or that the last one left it."""
@@ -88,7 +100,12 @@ def take_suspects(path: str) -> list[int]:
     return found
 
 
+def _slots(size: int) -> int:
+    return (size - len(_MAGIC)) // _SLOT.size
+
+
 def _suspects(old: bytes) -> list[int]:
-    if len(old) != len(_MAGIC) + _SLOTS * _SLOT.size or not old.startswith(_MAGIC):
+    if not old.startswith(_MAGIC):
         return []
-    return sorted({generation for generation, inside in _SLOT.iter_unpack(old[len(_MAGIC) :]) if inside})
+    slots = old[len(_MAGIC) : len(_MAGIC) + _slots(len(old)) * _SLOT.size]
+    return sorted({generation for generation, inside in _SLOT.iter_unpack(slots) if inside})

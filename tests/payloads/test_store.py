@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -16,7 +17,14 @@ from logyard.payloads.generation import Generation
 from logyard.payloads.journal import Journal
 from logyard.payloads.store import PayloadStore
 from logyard.payloads.writing import GenerationConfig
-from logyard.protocol.errors import FormatNewer, GenerationFailed, GenerationUnfinished, PayloadCorrupt, PayloadMissing
+from logyard.protocol.errors import (
+    FormatNewer,
+    GenerationFailed,
+    GenerationUnfinished,
+    PayloadCorrupt,
+    PayloadMissing,
+    StoreFull,
+)
 
 from .support import MIB, Door, Source, check_all, check_counters, made, open_store
 
@@ -439,6 +447,69 @@ def test_a_clean_close_and_a_kill_outside_suspect_nothing(tmp_path: Path) -> Non
     journal.close()
     (tmp_path / "in-use").write_bytes(b"garbage" * 9000)
     assert Journal(str(tmp_path / "in-use")).open() == []
+
+
+def test_the_journal_grows_and_remembers_who_was_inside(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "in-use"))
+    assert journal.open() == []
+    slots = [journal.enter(number) for number in range(1, 2501)]
+    assert len(set(slots)) == 2500
+    for number, slot in enumerate(slots, 1):
+        journal.mark(slot, number in (3, 1500, 2500))
+    journal.leave(slots[1])
+    assert journal.enter(2501) == slots[1], "what is closed is used again"
+    journal.mark(slots[1], False)
+    journal._map = None  # Killed: nothing is closed.
+    size = os.path.getsize(tmp_path / "in-use")
+    journal = Journal(str(tmp_path / "in-use"))
+    assert journal.open() == [3, 1500, 2500] and os.path.getsize(tmp_path / "in-use") == size
+    journal.close()
+    assert Journal(str(tmp_path / "in-use")).open() == []
+
+
+def test_a_store_has_as_many_generations_as_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logyard.payloads.journal._BYTES", 64)
+    store = open_store(tmp_path)
+    source = Source([made(1, index, [5000]) for index in range(1, 9)])
+    for (uid, index), entry in source.entries.items():
+        migrate(store, Source([entry]))
+        assert store.seal_current() and store.home(uid, index) is not None
+    check_all(store, source)
+    saved = store.checkpoint()
+    store.close()
+    with closing(open_store(tmp_path)) as again:
+        again.restore(saved)
+        assert len(again.generations()) == 8 and not again.suspects()
+        check_all(again, source)
+
+
+def test_without_room_for_the_journal_nothing_is_opened_and_nothing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logyard.payloads.journal._BYTES", 64)
+    with closing(open_store(tmp_path)) as store:
+        source = Source([made(1, index, [5000]) for index in range(1, 4)])
+        for entry in source.entries.values():
+            migrate(store, Source([entry]))
+            store.seal_current()
+        real, full = os.posix_fallocate, True
+
+        def fallocate(fd: int, offset: int, length: int) -> None:
+            if full and os.readlink(f"/proc/self/fd/{fd}").endswith("in-use"):
+                raise OSError(errno.ENOSPC, "no space")
+            real(fd, offset, length)
+
+        monkeypatch.setattr(os, "posix_fallocate", fallocate)
+        more = Source([made(1, 4, [5000])])
+        job = store.migrate_job(more.ranges())
+        with pytest.raises(StoreFull, match="full"):
+            store.run(job, more.read)
+        store.abandon()
+        check_all(store, source)
+        full = False
+        migrate(store, more)
+        check_all(store, more)
+        assert not store.suspects()
 
 
 def test_a_failing_generation_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
