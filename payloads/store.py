@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from logyard.protocol.errors import GenerationFailed, PayloadCorrupt, PayloadMissing
+from logyard.protocol.errors import GenerationFailed, PayloadCorrupt, PayloadMissing, StoreFull, StoreShort
 
 from . import compaction, probe
 from .catalog import Catalog, DiskDoor, allocated
@@ -452,3 +453,13 @@ class PayloadStore:
         with self._lock:
             assert not len(self._placement.homes), "restore comes first"
             self._placement.restore(saved, set(self.catalog.numbers()) - set(self.catalog.failed()))
+            if not self._placement.lost:
+                self._seal_passed_over()
+
+    def _seal_passed_over(self) -> None:
+        """Seal what an earlier process gave up writing to, as it failed, and what opens again now: then it may be
+        dropped. While anything is lost its bytes may be the last ones of that, and stay."""
+        for number in self.catalog.numbers()[:-1]:
+            if number not in self.catalog.failed() and not self.catalog.sealed(number):
+                with suppress(StoreFull, StoreShort):
+                    self.catalog.seal(number)

@@ -531,6 +531,49 @@ def test_a_failing_generation_is_named_and_the_rest_goes_on(tmp_path: Path) -> N
     again.close()
 
 
+def test_what_was_passed_over_as_it_failed_goes_once_nothing_is_lost(tmp_path: Path) -> None:
+    """It is neither the newest nor sealed: nothing else would ever seal it."""
+    store = open_store(tmp_path)
+    source = Source([made(1, index, [5000]) for index in range(1, 4)])
+    migrate(store, source)
+    store.fail(1, GenerationFailed("gen-1", "a read failed, once"))
+    migrate(store, Source([made(2, 1, [5000])]))
+    while_lost = store.checkpoint()
+    migrate(store, source)
+    mended = store.checkpoint()
+    store.close()
+    with closing(open_store(tmp_path)) as again:
+        again.restore(while_lost)
+        assert again.lost() == [(1, 1, 3)] and again.dead_generations() == [], "it may hold the last copy"
+    with closing(open_store(tmp_path)) as again:
+        again.restore(mended)
+        assert [info.sealed for info in again.generations()] == [True, False]
+        assert again.dead_generations() == [1] and again.unlink_dead() > 15_000
+        check_all(again, source)
+        check_counters(again)
+    with closing(open_store(tmp_path)) as again:
+        again.restore(mended)
+        assert not again.lost()
+        check_all(again, source)
+
+
+def test_without_room_for_a_seal_a_store_opens_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path)
+    migrate(store, Source([made(1, 1, [5000])]))
+    store.fail(1, GenerationFailed("gen-1", "a read failed, once"))
+    migrate(store, Source([made(1, 1, [5000])]))
+    saved = store.checkpoint()
+    store.close()
+
+    def full(number: int) -> None:
+        raise StoreFull(f"generation {number}: no room")
+
+    with closing(open_store(tmp_path)) as again:
+        monkeypatch.setattr("logyard.payloads.catalog.Catalog.seal", lambda _, number: full(number))
+        again.restore(saved)
+        assert again.dead_generations() == [] and again.lookup(1, 1).index == 1
+
+
 @pytest.mark.parametrize("name", ["data.mdb", "lock.mdb"])
 def test_an_unfinished_generation_is_replaced(tmp_path: Path, name: str) -> None:
     path = tmp_path / "gen-0000000001"
