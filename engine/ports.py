@@ -7,7 +7,7 @@ twin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from logyard.payloads.reference import PayloadRange, Position
@@ -216,9 +216,16 @@ class StorePort(Protocol):
         `NoSpace`, `JobPoisoned`."""
         ...
 
-    async def rewrite_sparse(self, live_ratio: float, bytes_s: int) -> int:
-        """Copy the survivors of sealed generations below `live_ratio` to the current one; return how many were
-        rewritten."""
+    async def rewrite_sparse(
+        self,
+        live_ratio: float,
+        bytes_s: int,
+        may_copy: Callable[[int], bool],
+        drop: Callable[[], Awaitable[object]],
+    ) -> bool:
+        """Copy the survivors of each sealed generation below `live_ratio` to the current one, the least live first, and
+        wait for `drop` after each, which lets go of what is dead; return False where `may_copy(bytes)` said no to
+        some."""
         ...
 
     def mark_dead(self, uid: int, first: tuple[int, int], end: tuple[int, int]) -> object:

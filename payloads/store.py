@@ -204,6 +204,10 @@ class PayloadStore:
             self._placement.lose(self._placement.leave(number))
             self._placement.copies.drop(number)
 
+    def live_in(self, generation: int) -> int:
+        """Return the bytes of a generation that live; 0 of one that is gone."""
+        return self._placement.copies.live(generation)
+
     def homes_in(self, generation: int) -> list[tuple[int, Home]]:
         """Return (uid, home) of all that is at home in a generation."""
         with self._lock:

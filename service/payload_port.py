@@ -168,21 +168,28 @@ class StoreAdapter:
             what = f"migration of WAL file {source.file}"
             await self._finish(self._there(what, lambda: [FILE, bytes_s, list(job), source.pack()]))
 
-    async def rewrite_sparse(self, live_ratio: float, bytes_s: int) -> int:
-        """Rewrite what lives too little. What can't be rewritten holds up none of the others; raises its error then."""
-        done = 0
+    async def rewrite_sparse(
+        self,
+        live_ratio: float,
+        bytes_s: int,
+        may_copy: Callable[[int], bool],
+        drop: Callable[[], Awaitable[object]],
+    ) -> bool:
+        """Rewrite what lives too little; return False where that was not all, for want of room. What can't be rewritten
+        holds up none of the others; raises its error then."""
+        roomy = True
         trouble: LogyardError | None = None
-        async with self._job:
-            for number in choose_rewrite(self._store.generations(), live_ratio):
-                if number in self._poisoned:
+        for number in choose_rewrite(self._store.generations(), live_ratio):
+            async with self._job:
+                # As of now: others had their turn.
+                live = self._store.live_in(number)
+                if not live or number in self._poisoned:
                     continue
-                job = self._store.rewrite_job(number)
+                if not may_copy(live):
+                    roomy = False
+                    continue
                 try:
-                    if self._writer is None:
-                        run = partial(self._store.run, job, step=Pacer(bytes_s, _pause))
-                        await self._finish(trio.to_thread.run_sync(run))
-                    else:
-                        await self._finish(self._rewrite_there(number, bytes_s, job))
+                    await self._rewrite(number, bytes_s)
                 except (Busy, NoSpace, WriterAway):
                     # Nothing is wrong with it.
                     raise
@@ -190,11 +197,19 @@ class StoreAdapter:
                     # Damaged or deadly: each try would fill the current generation with half a copy.
                     self._poisoned.add(number)
                     trouble = trouble or error
-                else:
-                    done += 1
+                    continue
+            await drop()
         if trouble is not None:
             raise trouble
-        return done
+        return roomy
+
+    async def _rewrite(self, number: int, bytes_s: int) -> None:
+        job = self._store.rewrite_job(number)
+        if self._writer is None:
+            run = partial(self._store.run, job, step=Pacer(bytes_s, _pause))
+            await self._finish(trio.to_thread.run_sync(run))
+        else:
+            await self._finish(self._rewrite_there(number, bytes_s, job))
 
     async def _rewrite_there(self, number: int, bytes_s: int, job: RewriteJob) -> MigrateReport:
         return await self._there(f"rewriting of generation {number}", lambda: [REWRITE, bytes_s, list(job)])

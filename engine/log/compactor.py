@@ -192,28 +192,31 @@ class Compactor:
                 groups.append(LiveGroup(uid, low, high, live))
         return self._segments.source(file.file, groups)
 
-    async def collect(self, live_ratio: float | None = None, paced: bool = True) -> None:
-        """Rewrite generations below a live ratio, unlink those with nothing live. These go also where there is no room
-        for a copy of those, and where one of those is damaged; raises `NoSpace`, `Corrupt`, `JobPoisoned` then."""
+    async def collect(self, live_ratio: float | None = None, paced: bool = True) -> bool:
+        """Unlink generations with nothing live, rewrite those below a live ratio as far as there is room, and unlink
+        each before the next is copied: what is needed besides is one of them, however many there are. Return False
+        where there was no room for some. Raises `NoSpace`, which ends it; `Corrupt` and `JobPoisoned` when all others
+        are done."""
         self._jobs.check()
+        if self._store.dead_generations():
+            await self._drop_dead()
         live_ratio = self._config.rewrite_live_ratio if live_ratio is None else live_ratio
-        trouble: LogyardError | None = None
-        rewritten = 0
+        if not live_ratio:
+            return True
+        bytes_s = self._limit(self.debt) if paced else 0
         try:
-            if live_ratio and self._space.may_copy(0):
-                rewritten = await self._store.rewrite_sparse(live_ratio, self._limit(self.debt) if paced else 0)
-        except LogyardError as error:
-            trouble = error
-            if isinstance(error, NoSpace):
-                self._space.defer_copies()
-        # Those that die from here on are not covered by the floors stored here (law 4): they go another time.
+            return await self._store.rewrite_sparse(live_ratio, bytes_s, self._space.may_copy, self._drop_dead)
+        except NoSpace:
+            self._space.defer_copies()
+            raise
+
+    async def _drop_dead(self) -> None:
+        """Store where everything is, and unlink generations with nothing live. Those that die once the floors are
+        stored are not covered by these (law 4): they go another time."""
         dead = self._store.dead_generations()
-        if rewritten or dead:
-            self._meta_batch.raise_floors(self._members)
-            await self._meta_batch.commit_members(())
-            await trio.to_thread.run_sync(self._store.unlink_dead, dead)
-        if trouble is not None:
-            raise trouble
+        self._meta_batch.raise_floors(self._members)
+        await self._meta_batch.commit_members(())
+        await trio.to_thread.run_sync(self._store.unlink_dead, dead)
 
     async def compact(
         self, roll: Callable[[], Awaitable[None]], flush: Callable[[], Awaitable[None]]
@@ -242,7 +245,8 @@ class Compactor:
             if trouble is None:
                 await trio.to_thread.run_sync(self._store.seal_current)
             # Asked for by hand, so every dead byte is worth the copying.
-            await self.collect(1.0, paced=False)
+            if not await self.collect(1.0, paced=False):
+                trouble = NoSpace("there is no room for copies of what still lives in generations with dead bytes")
         except LogyardError as error:
             trouble = error
         return len(files), trouble

@@ -45,13 +45,16 @@ class GroupFaults(Ground):
             return
         node, life = self.cluster.node(host.number), host.life
 
+        async def keep() -> None:
+            pass
+
         async def work() -> None:
             if kind.startswith("L2"):
                 system = host.system
                 assert system is not None
                 await node.compact()
                 system.store.seal_current()
-                await system.store.rewrite_sparse(1.1, 0)
+                await system.store.rewrite_sparse(1.1, 0, lambda size: True, keep)
             else:
                 await node.compact()
 

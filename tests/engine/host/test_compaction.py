@@ -12,8 +12,11 @@ import trio
 
 from logyard.engine.log.location import SealedFile
 from logyard.engine.log.meta_rows import file_key
+from logyard.engine.log.space import Space
 from logyard.engine.log.wal import Rolled, Sealed
 from logyard.engine.replica.member import Member
+from logyard.payloads.compaction import RewriteJob
+from logyard.payloads.store import PayloadStore
 from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
 
 from .cluster import KIB, Cluster, cluster, payload_flush, until
@@ -139,6 +142,53 @@ async def test_a_damaged_row_holds_up_no_other_generation(tmp_path: Path) -> Non
         assert not written.keys() & set(dead), "what is dead goes"
         assert await collected() == written, "and nothing is copied again each time"
         assert [body for _, body in await c.read(1, 16)] == bodies[16:]
+
+
+async def test_one_generation_is_rewritten_at_a_time_and_only_with_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0, rewrite_live_ratio=0.0) as c:
+        await c.create("other")
+        bodies = []
+        for _ in range(3):
+            bodies += await c.fill(1, 5, SIZE)
+            await c.fill(1, 5, SIZE, name="other")
+            await c.nodes[1].compact()
+        await c.nodes[1].truncate("other", 15)
+        system = c.system(1)
+
+        def ids() -> list[int]:
+            return [one.id for one in system.store.generations()]
+
+        sparse = [one.id for one in system.store.generations() if 0 < one.live < one.total and one.sealed]
+        assert len(sparse) == 3
+        with monkeypatch.context() as tight:
+            asked: list[int] = []
+
+            def full(_: Space, size: int) -> bool:
+                asked.append(size)
+                return False
+
+            tight.setattr(Space, "may_copy", full)
+            with pytest.raises(NoSpace, match="no room for copies"):
+                await c.nodes[1].compact()
+            assert sum(size > 5 * SIZE for size in asked) >= 3 and set(sparse) <= set(ids())
+        begun: list[tuple[int, list[int]]] = []
+        rewrite_job = PayloadStore.rewrite_job
+
+        def begin(store: PayloadStore, generation: int, number: int = 0) -> RewriteJob:
+            begun.append((generation, ids()))
+            return rewrite_job(store, generation, number)
+
+        monkeypatch.setattr(PayloadStore, "rewrite_job", begin)
+        await c.nodes[1].compact()
+        assert [generation for generation, _ in begun] == sparse
+        for number, (_, there) in enumerate(begun):
+            assert not set(sparse[:number]) & set(there), "what was rewritten goes before the next is"
+        assert [body for _, body in await c.read(1)] == bodies
+        await c.restart(1)
+        await c.leader()
+        assert [body for _, body in await c.read(1)] == bodies
 
 
 async def test_a_damaged_file_holds_up_no_other_file(tmp_path: Path) -> None:

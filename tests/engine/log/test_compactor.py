@@ -29,19 +29,24 @@ class Bench:
         self.fails: dict[str, Exception] = {}
         self.sources: list[Any] = []
         self.dead: list[int] = []
-        self.room, self.now = True, 0.0
+        self.sparse: dict[int, int] = {}
+        self.room, self.most, self.now = True, MIB, 0.0
         self.jobs = Jobs(lambda: self.now)
         store: Any = SimpleNamespace(
             jobs=self.jobs, migrate=self.migrate, homes=lambda uid: self.homes.get(uid, []), pin=None, unpin=None,
             rewrite_sparse=self.rewrite, dead_generations=lambda: self.dead, seal_current=self.note("seal"),
-            unlink_dead=lambda dead: self.did.append(("unlink", list(dead))),
+            unlink_dead=self.unlink,
         )  # fmt: skip
         wal: Any = SimpleNamespace(current=100, current_entries=[], recycle=lambda file: self.did.append(("go", file)))
         self.wal = wal
         space: Any = SimpleNamespace(
-            may_copy=lambda size: self.room, defer_copies=self.note("defer"), allow_copies=self.note("allow"),
-            is_short=False, full=False, is_low=lambda: False,
-        )  # fmt: skip
+            may_copy=lambda size: self.room and size <= self.most,
+            defer_copies=self.note("defer"),
+            allow_copies=self.note("allow"),
+            is_short=False,
+            full=False,
+            is_low=lambda: False,
+        )
         self.space = space
         books: Any = SimpleNamespace(
             commit_members=self.commit, raise_floors=lambda uids: self.did.append(("floors", sorted(uids)))
@@ -65,10 +70,19 @@ class Bench:
         self.sources.append(build())
         self.did.append(("copy", rate))
 
-    async def rewrite(self, ratio: float, rate: int) -> int:
+    async def rewrite(self, ratio: float, rate: int, may_copy: Any, drop: Any) -> bool:
         self.did.append(("rewrite", ratio))
         self.may("rewrite")
-        return 1
+        for number in [number for number, live in self.sparse.items() if may_copy(live)]:
+            self.did.append(("copy", number))
+            del self.sparse[number]
+            self.dead.append(number)
+            await drop()
+        return not self.sparse
+
+    def unlink(self, dead: Any) -> None:
+        self.did.append(("unlink", list(dead)))
+        self.dead = [number for number in self.dead if number not in dead]
 
     async def commit(self, members: Any, sealed_files: Any = (), gone_files: Any = ()) -> None:
         self.may("commit")
@@ -209,19 +223,42 @@ async def test_a_flushed_file_in_which_nothing_lives_goes_at_once() -> None:
     assert sorted(bench.location.files) == [8, 9]
 
 
-async def test_generations_are_rewritten_and_dead_ones_go_after_the_floors_are_stored() -> None:
+async def test_dead_generations_go_after_the_floors_are_stored_and_before_anything_is_copied() -> None:
     bench = Bench()
     bench.group(1)
     bench.dead = [4]
-    await bench.compactor.collect(0.5)
-    assert bench.did == [("rewrite", 0.5), ("floors", [1]), ("commit", []), ("unlink", [4])]
+    gone = [("floors", [1]), ("commit", [])]
+    assert await bench.compactor.collect(0.5)
+    assert bench.did == [*gone, ("unlink", [4]), ("rewrite", 0.5)]
     bench.did.clear()
+    bench.dead = [5]
     bench.fails["rewrite"] = NoSpace("full")
     with pytest.raises(NoSpace):
         await bench.compactor.collect(0.5)
-    assert bench.did[1:] == ["defer", ("floors", [1]), ("commit", []), ("unlink", [4])], (
-        "what is dead goes all the same"
-    )
+    assert bench.did == [*gone, ("unlink", [5]), ("rewrite", 0.5), "defer"], "what is dead goes all the same"
+
+
+async def test_each_generation_that_was_rewritten_goes_before_the_next_is_copied() -> None:
+    bench = Bench()
+    bench.group(1)
+    bench.sparse = {4: 100, 5: 200, 6: 2 * MIB}
+    gone = [("floors", [1]), ("commit", [])]
+    assert not await bench.compactor.collect(0.5), "there is no room for one of them"
+    assert bench.did == [
+        ("rewrite", 0.5), ("copy", 4), *gone, ("unlink", [4]), ("copy", 5), *gone, ("unlink", [5]),
+    ]  # fmt: skip
+
+
+async def test_by_hand_it_is_told_that_there_was_no_room_for_copies() -> None:
+    bench = Bench()
+    bench.group(1)
+    bench.sparse = {4: 2 * MIB}
+
+    async def nothing() -> None:
+        pass
+
+    files, trouble = await bench.compactor.compact(nothing, nothing)
+    assert files == 0 and isinstance(trouble, NoSpace)
 
 
 async def test_by_hand_everything_goes_and_trouble_is_told_at_the_end() -> None:
