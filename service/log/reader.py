@@ -18,7 +18,7 @@ from logyard.engine.entry import Unit, frames_of, timestamp_of, units_of
 from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Located, Wanted
-from logyard.engine.replica.uploads import TABLE_BYTES
+from logyard.engine.replica.uploads import TABLE_BYTES, runs
 from logyard.engine.types import Buffer
 from logyard.machines.log import AppendLog
 from logyard.machines.log.keyed import Keys
@@ -155,7 +155,7 @@ class LogReader:
             raise _behind(member)
         piece = plan[0]
         if piece.offset != offset:
-            raise Gone(f"log {member.spec.name!r}: the record at {offset} gave way to a newer one with its key")
+            raise _replaced(member, offset)
         pack = memoryview(b"")
         table: tuple[int, ...] = ()
         if piece.marked or not (piece.long or piece.large):
@@ -170,7 +170,7 @@ class LogReader:
             stop = _range(offset, start, stop, piece.long.size)
             if stop - start > FRAME_BYTES_MAX:
                 raise BadRequest(f"{stop - start} bytes at once are too many; read at most {FRAME_BYTES_MAX}")
-            read = await self._payloads.read(member, long_parts(self._payloads, member, piece.long, start, stop))
+            read = await self._payloads.read(member, await self._parts(member, offset, piece.long, start, stop))
             return read[0] if len(read) == 1 else b"".join(read)
         if piece.large:
             size = piece.large[0].length
@@ -179,6 +179,25 @@ class LogReader:
         body_at, size = _small_body(table, piece.skip, piece.marked)
         stop = _range(offset, start, stop, size)
         return pack[body_at + start : body_at + stop]
+
+    async def _parts(self, member: Member, offset: int, long: Long, start: int, stop: int) -> list[Wanted]:
+        """Return what `long_parts` does; entries of pieces that are damaged or lost here come from a peer. They lie in
+        front of the record's own, often before its anchor."""
+        try:
+            return long_parts(self._payloads, member, long, start, stop)
+        except LogyardError as error:
+            if error.code not in DAMAGE:
+                raise
+            if not member.resolves:
+                raise _behind(member) from error
+        for first, end in runs(lost_pieces(self._payloads, member, long, start, stop)):
+            await self._stretch(member, first, end - 1)
+        # What was truncated or replaced meanwhile has no pieces any more.
+        machine = append_log(member)
+        machine.anchor(offset)
+        if machine.long.get(offset) != long:
+            raise _replaced(member, offset)
+        return long_parts(self._payloads, member, long, start, stop)
 
     def offset_since(self, member: Member, stamp: int) -> int:
         """Return the first offset there is that is stamped at `stamp` (ms since 1970) or later, or the log's end.
@@ -366,6 +385,10 @@ def _behind(member: Member) -> Gone:
     return Gone(f"log {member.spec.name!r} on this node has not caught up with a release yet; ask another member")
 
 
+def _replaced(member: Member, offset: int) -> Gone:
+    return Gone(f"log {member.spec.name!r}: the record at {offset} gave way to a newer one with its key")
+
+
 def long_parts(payloads: Payloads, member: Member, long: Long, start: int, stop: int) -> list[Wanted]:
     """Return the units that hold bytes `start`..`stop` of a payload that came in pieces. Raises `Corrupt`."""
     found: list[Wanted] = []
@@ -378,9 +401,7 @@ def long_parts(payloads: Payloads, member: Member, long: Long, start: int, stop:
         for located in payloads.payload_entries(member, index, index + needed - 1) if needed else ():
             if located.index != index:
                 break
-            unit = units_of(located.data)[-1]
-            # A small piece lies in its pack, behind the one row of its table.
-            base = TABLE_BYTES if unit.records else 0
+            unit, base = _piece_in(located)
             if unit.length - base != size:
                 break
             low, high = max(start - at, 0), min(stop - at, size)
@@ -391,6 +412,38 @@ def long_parts(payloads: Payloads, member: Member, long: Long, start: int, stop:
             raise Corrupt(f"log {member.spec.name}", at, f"a piece of {size} bytes at entry {index}", "none")
         at += (count - skipped - needed) * size
     return found
+
+
+def lost_pieces(payloads: Payloads, member: Member, long: Long, start: int, stop: int) -> list[int]:
+    """Return the indexes, rising, of the pieces with bytes `start`..`stop` of a payload that can't be found here."""
+    lost: list[int] = []
+    at = 0
+    for first, size, count in long.runs:
+        for index in range(first, first + count):
+            if start < at + size and at < stop and not _is_there(payloads, member, index, size):
+                lost.append(index)
+            at += size
+    return sorted(lost)
+
+
+def _is_there(payloads: Payloads, member: Member, index: int, size: int) -> bool:
+    try:
+        located = next(payloads.payload_entries(member, index, index), None)
+    except LogyardError as error:
+        if error.code not in DAMAGE:
+            raise
+        return False
+    if located is None or located.index != index:
+        return False
+    unit, base = _piece_in(located)
+    return unit.length - base == size
+
+
+def _piece_in(located: Located) -> tuple[Unit, int]:
+    """Return the unit that a piece is alone in, and where it begins there: a small one lies in its pack, behind the one
+    row of its table."""
+    unit = units_of(located.data)[-1]
+    return unit, TABLE_BYTES if unit.records else 0
 
 
 def _collect(walk: Walk, offset: int, max_records: int, max_bytes: int, bodies: bool) -> list[Piece]:

@@ -6,12 +6,14 @@ import pytest
 import trio
 import trio.testing
 
+from logyard.engine.replica.member import Member
 from logyard.machines.log import AppendLog
 from logyard.machines.log.command import KEYED
+from logyard.machines.log.slices import Long
 from logyard.machines.queue import Queue
 from logyard.payloads.reference import Position
 from logyard.protocol.errors import Busy, Corrupt, Gone, OutOfRange, WrongKind
-from logyard.protocol.frame import encode_frame
+from logyard.protocol.frame import PIECE, PIECED, UNIFORM, encode_frame, encode_parts
 from logyard.protocol.records import Page
 from logyard.service.log.reader import LogReader, append_log
 
@@ -110,6 +112,67 @@ async def test_a_damaged_entry_without_payload_has_its_group_mended(path: str, m
     with pytest.raises(Corrupt):
         await rig.poll(0)
     assert rig.damaged == ([damage] if mended else [])
+
+
+def in_pieces(rig: Rig, *bodies: bytes) -> bytes:
+    """A record whose payload came in pieces of one size, in entries of their own before others; its bytes."""
+    offset, first = rig.machine.end, len(rig.entries.entries) + 1
+    for number, body in enumerate(bodies):
+        region = PIECED.pack(1, number * len(body))
+        parts = encode_parts([0, len(body)], [b""], [], [body], region, flags=UNIFORM | PIECE, session=1)
+        rig.core.on_applied(rig.entries.add_frames(memoryview(b"".join(parts))))
+    rig.append(b"")
+    rig.machine.long[offset] = Long(sum(map(len, bodies)), ((first, len(bodies[0]), len(bodies)),))
+    return b"".join(bodies)
+
+
+async def test_pieces_of_a_long_payload_that_are_lost_come_from_a_peer() -> None:
+    rig = Rig()
+    body = in_pieces(rig, *(bytes([number]) * 5000 for number in range(4)))
+    rig.lost = {2, 4}
+    read = rig.reader.read_body
+    assert bytes(await read(rig.member, 0, 10_000, 15_000)) == body[10_000:15_000]  # type: ignore[arg-type]
+    assert not rig.fetched, "what nobody asks for is not looked for"
+    assert bytes(await read(rig.member, 0, 4000, 9000)) == body[4000:9000]  # type: ignore[arg-type]
+    assert rig.fetched == [(2, 2)]
+    rig.lost |= {1, 2}
+    assert bytes(await read(rig.member, 0, 0, None)) == body  # type: ignore[arg-type]
+    assert rig.fetched[1:] == [(1, 2), (4, 4)] and not rig.lost
+    rig.lost = {3}
+    _, blocks = await rig.reader.poll(rig.member, 0, 10, 1 << 20, 0.0, True)
+    assert blocks and rig.lost, "a poll leaves it out, as one that is too long: its reader asks for it then"
+    rig.absent = {3}
+    with pytest.raises(Corrupt, match="a piece of 5000 bytes at entry 3"):
+        await read(rig.member, 0, 0, None)
+
+
+async def test_a_long_record_that_goes_while_its_pieces_are_fetched_is_gone_and_not_damaged() -> None:
+    rig = Rig()
+    in_pieces(rig, b"a" * 5000, b"b" * 5000)
+    in_pieces(rig, b"c" * 5000, b"d" * 5000)
+    rig.lost = {2, 5}
+
+    async def truncated(member: Member, first: int, last: int) -> int:
+        rig.machine.start = 1
+        return 0
+
+    rig.reader._stretch = truncated
+    with pytest.raises(OutOfRange):
+        await rig.reader.read_body(rig.member, 0, 0, None)
+    rig.machine.start = 0
+    long = rig.machine.long[1]
+
+    async def replaced(member: Member, first: int, last: int) -> int:
+        del rig.machine.long[1]
+        return 0
+
+    rig.reader._stretch = replaced
+    with pytest.raises(Gone, match="gave way"):
+        await rig.reader.read_body(rig.member, 1, 0, None)
+    rig.machine.long[1] = long
+    rig.member.raise_floor(99)
+    with pytest.raises(Gone, match="has not caught up"):
+        await rig.reader.read_body(rig.member, 1, 0, None)
 
 
 async def test_below_the_payload_floor_nothing_is_damaged_but_gone() -> None:
