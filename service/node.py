@@ -154,7 +154,7 @@ class Node:
         self.open_epoch, self.epoch_state, self.close_epoch = verbs.open_epoch, verbs.epoch_state, verbs.close_epoch
         self.partition = verbs.partition
         groups = log_scan.Groups(system.names, system.members, system.quiescence.table, self._find)
-        scans = LogScan(self.node_id, config.poll_bytes_max, groups, system.replicas.reader)
+        scans = LogScan(self.node_id, config.poll_bytes_max, groups, replicas.reader, reader.offset_since)
         self.log_rows, self.scan, self.seek = scans.log_rows, scans.scan, scans.seek
         self.changed_logs = LogChanges(system.names, system.members, system.quiescence.table).since
         stored = log_audit.Stored(

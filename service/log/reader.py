@@ -199,20 +199,37 @@ class LogReader:
             raise _replaced(member, offset)
         return long_parts(self._payloads, member, long, start, stop)
 
-    def offset_since(self, member: Member, stamp: int) -> int:
+    async def offset_since(self, member: Member, stamp: int) -> int:
         """Return the first offset there is that is stamped at `stamp` (ms since 1970) or later, or the log's end.
-        Raises `Corrupt`."""
-        machine = append_log(member)
-        return max(offset_at(self._payloads, member, machine, stamp), machine.start)
+        Entries that are damaged or lost here come from a peer. Raises `Corrupt` where nobody has them."""
+        tried: set[tuple[int, int]] = set()
+        while True:
+            search = Search(self._payloads, member, append_log(member), stamp)
+            try:
+                return search.run()
+            except LogyardError as error:
+                if error.code not in DAMAGE:
+                    raise
+                if not member.resolves:
+                    raise _behind(member) from error
+                place = (search.index, search.reached)
+                if place in tried or not await self._stretch(member, *search.stretch()):
+                    raise
+                tried.add(place)
 
-    def position_of(self, member: Member, offset: int) -> Position:
-        """Return where the record at `offset` lies; for the end of the log, a position no later record lies before."""
+    async def position_of(self, member: Member, offset: int) -> Position:
+        """Return where the record at `offset` lies; for the end of the log, a position no later record lies before.
+        Raises `Corrupt` where nobody has what is damaged on the way to it, `Busy` below the payload floor."""
         machine = append_log(member)
         if offset <= machine.start:
             return machine.start_position
         if offset == machine.end:
             return Position(member.raft.applied + 1, 0)
-        for piece in self._plan(member, machine, offset, 1, 1):
+        try:
+            plan = await self._mended(member, machine, offset, 1, 1)
+        except Gone as error:
+            raise Busy("the way to the payload floor", 0.1) from error
+        for piece in plan:
             return Position(piece.located.index, piece.pack.first_ordinal + piece.skip)
         raise Busy("the way to the payload floor", 0.1)
 
@@ -355,30 +372,51 @@ class Walk:
             raise Corrupt(f"log {self.name}", self.offset, f"offset {offset} at entry {index}", self.offset)
 
 
-def offset_at(payloads: Payloads, member: Member, machine: AppendLog, stamp: int) -> int:
-    """Return the first offset stamped at `stamp` (ms since 1970) or later, or the log's end. Raises `Corrupt`.
+class Search:
+    """The way to the first offset stamped at `stamp` (ms since 1970) or later. It reads from `index`, an anchor's, and
+    came as far as `reached`."""
 
-    Log time never goes back, so anchors are searched by halves and the way from the best one is walked.
-    """
-    places = [(machine.start, machine.start_position)]
-    places += ((offset, Position(index, 0)) for offset, index in machine.anchors if offset > machine.start)
+    def __init__(self, payloads: Payloads, member: Member, machine: AppendLog, stamp: int) -> None:
+        self._payloads = payloads
+        self._member = member
+        self._machine = machine
+        self._stamp = stamp
+        self.index = self.reached = machine.start_position.index
 
-    def time_of(place: tuple[int, Position]) -> int:
+    def run(self) -> int:
+        """Return that offset, or the log's end. Raises `Corrupt`.
+
+        Log time never goes back, so anchors are searched by halves and the way from the best one is walked.
+        """
+        machine, stamp = self._machine, self._stamp
+        places = [(machine.start, machine.start_position)]
+        places += ((offset, Position(index, 0)) for offset, index in machine.anchors if offset > machine.start)
+        last = max(0, bisect_left(places, stamp, key=self._time_of) - 1)
+        self.index = self.reached = places[last][1].index
+        walk = Walk(self._payloads, self._member, machine, machine.start, places[last])
+        for located, found in walk:
+            self.reached = located.index
+            if found and timestamp_of(located.data) >= stamp:
+                walk.verify()
+                return max(found[0].offset, machine.start)
+            if walk.offset >= machine.end:
+                break
+            self.reached += 1
+        walk.verify()
+        return machine.end
+
+    def _time_of(self, place: tuple[int, Position]) -> int:
+        self.index = self.reached = place[1].index
         # Of an entry of which nothing lives there may be nothing left: the next one that is there is no earlier.
-        for located in payloads.payload_entries(member, place[1].index, member.raft.applied):
+        for located in self._payloads.payload_entries(self._member, place[1].index, self._member.raft.applied):
             return timestamp_of(located.data)
         return sys.maxsize
 
-    last = max(0, bisect_left(places, stamp, key=time_of) - 1)
-    walk = Walk(payloads, member, machine, machine.start, places[last])
-    for located, found in walk:
-        if found and timestamp_of(located.data) >= stamp:
-            walk.verify()
-            return max(found[0].offset, machine.start)
-        if walk.offset >= machine.end:
-            break
-    walk.verify()
-    return machine.end
+    def stretch(self) -> tuple[int, int]:
+        """Return the entries of which one could not be read: from the anchor on, up to the next one behind where it
+        came to."""
+        following = (index for _, index in self._machine.anchors if index > self.reached)
+        return self.index, next(following, self._member.raft.applied + 1) - 1
 
 
 def _behind(member: Member) -> Gone:

@@ -7,7 +7,7 @@ a long one delays nobody. Made by `service.node`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import trio
@@ -25,7 +25,7 @@ from logyard.protocol.errors import Corrupt, LogyardError, OutOfRange, Refused
 from logyard.protocol.verbs import Range
 
 from ..door import answers
-from .reader import Payloads, Walk, append_log, long_parts, offset_at, packs_of
+from .reader import Payloads, Walk, append_log, long_parts, packs_of
 
 STEP_PACKS = 512
 STEP_BYTES = 4 << 20
@@ -273,9 +273,18 @@ def plain_error(error: LogyardError) -> dict[str, Any]:
 
 
 class LogScan:
-    """Answers about many logs. `bytes_max` bounds one of them."""
+    """Answers about many logs. `bytes_max` bounds one of them. `since(member, ms since 1970)` finds the first offset of
+    a time (`LogReader.offset_since`)."""
 
-    def __init__(self, node_id: int, bytes_max: int, groups: Groups, payloads: PayloadsOfMany) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        bytes_max: int,
+        groups: Groups,
+        payloads: PayloadsOfMany,
+        since: Callable[[Member, int], Awaitable[int]],
+    ) -> None:
+        self._since = since
         self._node_id = node_id
         self._bytes_max = bytes_max
         self._groups = groups
@@ -324,7 +333,7 @@ class LogScan:
         for name, uid, stamp in times:
             try:
                 member = self._groups.find(name, uid)
-                found.append(offset_at(self._payloads, member, append_log(member), stamp))
+                found.append(await self._since(member, stamp))
             except LogyardError as error:
                 found.append(plain_error(error))
             await trio.lowlevel.checkpoint()

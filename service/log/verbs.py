@@ -77,7 +77,7 @@ class LogVerbs:
         later; the header says which offset that is."""
         member = await self._reads.member(name, consistency, staleness_s, uid)
         if since is not None:
-            offset = self._reader.offset_since(member, since)
+            offset = await self._reader.offset_since(member, since)
         limits = self._limits
         header, blocks = await self._reader.poll(
             member, offset, min(max_records, limits.records), min(max_bytes, limits.size), min(wait_s, limits.wait_s),
@@ -107,7 +107,7 @@ class LogVerbs:
         if before > machine.end:
             await self._leader.read_index(member)
         before = min(before, machine.end) if before <= machine.end else before
-        position = self._reader.position_of(member, min(before, machine.end))
+        position = await self._reader.position_of(member, min(before, machine.end))
         reply = await self._leader.commit(member, truncate_command(before, position))
         start: int = TRUNCATE_REPLY.unpack(reply)[0]
         return start

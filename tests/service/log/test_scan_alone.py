@@ -13,6 +13,7 @@ from logyard.machines.log import AppendLog
 from logyard.protocol.columns import RUN
 from logyard.protocol.errors import Corrupt, UnknownGroup
 from logyard.service.log import scan as log_scan
+from logyard.service.log.reader import LogReader
 from logyard.service.log.scan import Groups, LogScan
 
 from ..rig import Group
@@ -32,7 +33,8 @@ class Rig:
         groups = Groups(self.uids, members, cast(Any, {}), self.find)
         self.reads: list[list[str]] = []
         self.rotten: set[str] = set()
-        self.scans = LogScan(7, 1 << 20, groups, cast(Any, self))
+        reader = LogReader(7, cast(Any, self), self.stretch, lambda member, error: None)
+        self.scans = LogScan(7, 1 << 20, groups, cast(Any, self), reader.offset_since)
 
     def find(self, name: str, uid: int) -> Member:
         if name not in self.groups:
@@ -47,6 +49,9 @@ class Rig:
 
     def payload_entries(self, member: Member, first: int, last: int) -> Any:
         return self._of(member).payload_entries(member, first, last)
+
+    async def stretch(self, member: Member, first: int, last: int) -> int:
+        return await self._of(member).stretch(member, first, last)
 
     async def read_all(self, parts: Any) -> list[Any]:
         self.reads.append([self.name_of(member) for member, _ in parts])
@@ -140,6 +145,11 @@ async def test_offsets_by_time_and_what_has_none() -> None:
         rig.groups["a"].append(b"x", stamp=100 * number)
     found = await rig.scans.seek([("a", 0, 150), ("kv", 0, 0), ("a", 0, 999)])
     assert found[0] == 2 and found[2] == 3 and isinstance(found[1], dict) and found[1]["code"] == "wrong_kind"
+    rig.groups["a"].lost = {2}
+    assert await rig.scans.seek([("a", 0, 50)]) == [1] and rig.groups["a"].fetched == [(0, 3)]
+    rig.groups["a"].lost = rig.groups["a"].absent = {2}
+    (found_none,) = await rig.scans.seek([("a", 0, 50)])
+    assert isinstance(found_none, dict) and found_none["code"] == "corrupt"
 
 
 async def test_logs_are_listed_by_name_and_nothing_else_is() -> None:
