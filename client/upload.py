@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from logyard.protocol import wire
 from logyard.protocol.compression import SMALLEST, envelope, index_of, shrink
-from logyard.protocol.errors import BadRequest, LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup
 from logyard.protocol.frame import (
     ABSENT,
     APPEND_COMMAND,
@@ -182,6 +182,11 @@ class Upload:
             raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
         found: int = wire.REPLY.unpack(reply)[0]
         return found
+
+
+def may_be_open(refusal: LogyardError) -> bool:
+    """Return whether the session may have begun although asking for that ended so: out of time, or after a cut."""
+    return refusal.retry != "never" and not isinstance(refusal, UnknownGroup)
 
 
 def check_total(size: int | None, found: int) -> None:

@@ -1,7 +1,7 @@
 """Uploads of the asynchronous client: a piece under way while the next one is read, then the record that binds them.
 
-Invariant: whatever ends an upload before its record is stored (an error, a cancellation, a source that raises) also
-ends its session, so nothing of it stays. Called by `aio.Log`.
+Invariant: whatever ends an upload (an error, a cancellation, a source that raises), from the moment on at which its
+session may have begun, also ends that, so nothing stays but the record, if it was bound. Called by `aio.Log`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import BinaryIO
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import APPEND_COMMAND, PIECE_BYTES_MAX, Buffer
 
-from .upload import CLOSE_S, Cutter, Upload, check_size, check_total
+from .upload import CLOSE_S, Cutter, Upload, check_size, check_total, may_be_open
 from .yards import Yard
 
 
@@ -35,19 +35,25 @@ async def upload(
     elif not isinstance(source, AsyncIterable):
         source = read_file(network, source)
     one = Upload(name, metadata, network.chance, compress, command)
-    await network.run(one.open_call(), timeout)
+    opened = True
     try:
+        try:
+            await network.run(one.open_call(), timeout)
+        except LogyardError as refusal:
+            opened = may_be_open(refusal)
+            raise
         await _send_pieces(network, one, source, timeout)
         check_total(size, one.original)
         reply = await network.command(name, one.bind(), timeout)
         return one.offset_of(reply)
     finally:
         # Ends what was not bound, and costs nothing else once it was.
-        with network.runtime.scope(network.clock() + CLOSE_S, shield=True):
-            try:
-                await network.run(one.close_call(), CLOSE_S)
-            except LogyardError:
-                pass
+        if opened:
+            with network.runtime.scope(network.clock() + CLOSE_S, shield=True):
+                try:
+                    await network.run(one.close_call(), CLOSE_S)
+                except LogyardError:
+                    pass
 
 
 async def _send_pieces(network: Yard, one: Upload, source: AsyncIterable[Buffer], timeout: float | None) -> None:

@@ -1,7 +1,7 @@
 """Uploads of the blocking client: a piece under way in a thread while the next one is read, then the record.
 
-Invariant: whatever ends an upload before its record is stored also ends its session, so nothing of it stays. Called by
-`sync.Log`.
+Invariant: whatever ends an upload, from the moment on at which its session may have begun, also ends that, so nothing
+stays but the record, if it was bound. Called by `sync.Log`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import APPEND_COMMAND, PIECE_BYTES_MAX, Buffer
 
 from .admin import Call, T
-from .upload import CLOSE_S, Cutter, Upload, check_size, check_total, pieces_of, stored_of
+from .upload import CLOSE_S, Cutter, Upload, check_size, check_total, may_be_open, pieces_of, stored_of
 
 
 class Commander(Protocol):
@@ -44,15 +44,21 @@ def upload(
     if size is not None:
         check_size(size)
     one = Upload(name, metadata, random.Random(), compress, command)
-    yard.run(one.open_call(), timeout)
+    opened = True
     try:
+        try:
+            yard.run(one.open_call(), timeout)
+        except LogyardError as refusal:
+            opened = may_be_open(refusal)
+            raise
         _send_pieces(yard, one, source, timeout)
         check_total(size, one.original)
         return one.offset_of(yard.command(name, one.bind(), timeout))
     finally:
         # Ends what was not bound, and costs nothing else once it was.
-        with suppress(LogyardError):
-            yard.run(one.close_call(), CLOSE_S)
+        if opened:
+            with suppress(LogyardError):
+                yard.run(one.close_call(), CLOSE_S)
 
 
 def _send_pieces(yard: Commander, one: Upload, source: Iterable[Buffer], timeout: float | None) -> None:

@@ -137,8 +137,8 @@ class LogVerbs(ABC):
         `command`: of a topic's record, see `topics.Topic`.
 
         A payload above 1 MiB travels in pieces, each stored once, and takes its place among the log's records when all
-        of them are there; `timeout` is then that of each piece, cancelling gives it up, and it has no other options.
-        Otherwise cancelling the wait does not take the record back. Raises a `LogyardError`.
+        of them are there; `timeout` is then that of each piece, and it has no other options. Cancelling gives it up
+        while pieces are missing; otherwise cancelling the wait does not take the record back. Raises a `LogyardError`.
         """
         flags = flags_of(reply, priority, self.yard.exactly_once, reply_from)
         if payload is not None and len(payload) > WHOLE_BYTES and not flags and reply_from is None:
@@ -169,7 +169,8 @@ class LogVerbs(ABC):
         one) or from a binary file, up to 4 GiB of which a few MiB are in memory at a time; return its offset.
 
         `size`: the bytes that must come; otherwise whatever comes. `timeout` (seconds) bounds each piece, not the
-        whole. `at` as in `append_many`. If anything fails, or the wait is cancelled, nothing of it stays.
+        whole. `at` as in `append_many`. If anything fails, or the wait is cancelled, while pieces are missing, nothing
+        of it stays; after that the record may be there, as with `append`.
         """
         return self._upload(metadata, source, size, timeout, self._zstd(compress), append_command(at))
 

@@ -8,6 +8,7 @@ import random
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -129,6 +130,39 @@ async def test_what_fails_leaves_nothing() -> None:
         assert scope.cancelled_caught and not c.sessions and not c.pieces and yard.window.used == 0
         c.nodes[1].silent = False
         assert await log.append_stream(b"m", io.BytesIO(b"abc"), size=3) == 0
+
+
+async def test_a_session_whose_opening_was_given_up_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer did not come; it may have begun all the same, and would stay for ten minutes."""
+    opened: list[int] = []
+
+    def blocking(address: str) -> None:
+        with connect_sync([address]) as yard, pytest.raises(LogyardError):
+            yard.log("a").append(b"m", bytes(2 * MIB), timeout=0.3)
+
+    async with fake_cluster(1) as c, connect([c.addresses[1]]) as yard:
+        c.create("a", [1], 1)
+        log = yard.log("a")
+        node = type(c.nodes[1])
+        real = node.open_session
+
+        async def late(self: Any, name: str, session: int, client: int, ttl_ms: int) -> object:
+            await real(self, name, session, client, ttl_ms)
+            opened.append(session)
+            await trio.sleep_forever()
+
+        with monkeypatch.context() as slow:
+            slow.setattr(node, "open_session", late)
+            with trio.move_on_after(0.3) as scope:
+                await log.append(b"m", bytes(2 * MIB))
+            assert scope.cancelled_caught and len(opened) == 1 and not c.sessions
+            with pytest.raises(LogyardError):
+                await log.append(b"m", bytes(2 * MIB), timeout=0.3)
+            assert len(opened) >= 2 and not c.sessions
+            opened.clear()
+            await trio.to_thread.run_sync(blocking, c.addresses[1])
+            assert opened and not c.sessions
+        assert await log.append(b"m", bytes(2 * MIB)) == 0
 
 
 # Real nodes
