@@ -37,7 +37,7 @@ from .log import close_call, open_call
 WHOLE_BYTES = 1 << 20
 """A payload up to this size travels whole, with its record."""
 TTL_MS = 600_000
-"""How long the pieces of a client that died are kept; also how long a stream may pause."""
+"""How long the pieces of a client that died are kept; also how long a stream may pause. Less where a node says so."""
 CLOSE_S = 5.0
 """For the end of the session, which nobody has to wait for longer: it would end by itself."""
 
@@ -93,7 +93,7 @@ class Upload:
 
     __slots__ = (
         "name", "session", "client", "size", "original", "under_way", "compress", "_sequence", "_head", "_lengths",
-        "_command",
+        "_command", "_ttl_ms",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +114,7 @@ class Upload:
         # Stored bytes so far, and those of the source.
         self.size = 0
         self.original = 0
+        self._ttl_ms = TTL_MS
         # The first piece decides whether it pays.
         self.compress = compress
         self._lengths: list[int] = []
@@ -122,7 +123,15 @@ class Upload:
 
     def open_call(self) -> Call[object]:
         """Begin the session."""
-        return open_call(self.name, self.session, self.client, TTL_MS, "log")
+        return open_call(self.name, self.session, self.client, self._ttl_ms, "log")
+
+    def shorten(self, refusal: BadRequest) -> bool:
+        """Take the longest time to live that a node allows, by its refusal; return False when that says none."""
+        most = refusal.details.get("ttl_ms_max")
+        if not isinstance(most, int) or not 0 < most < self._ttl_ms:
+            return False
+        self._ttl_ms = most
+        return True
 
     def close_call(self) -> Call[object]:
         """End it, with every piece that is not bound."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import BinaryIO
 
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.frame import APPEND_COMMAND, PIECE_BYTES_MAX, Buffer
 
 from .upload import CLOSE_S, Cutter, Upload, check_size, check_total, may_be_open
@@ -38,7 +38,7 @@ async def upload(
     opened = True
     try:
         try:
-            await network.run(one.open_call(), timeout)
+            await _open(network, one, timeout)
         except LogyardError as refusal:
             opened = may_be_open(refusal)
             raise
@@ -54,6 +54,15 @@ async def upload(
                     await network.run(one.close_call(), CLOSE_S)
                 except LogyardError:
                     pass
+
+
+async def _open(network: Yard, one: Upload, timeout: float | None) -> None:
+    try:
+        await network.run(one.open_call(), timeout)
+    except BadRequest as refusal:
+        if not one.shorten(refusal):
+            raise
+        await network.run(one.open_call(), timeout)
 
 
 async def _send_pieces(network: Yard, one: Upload, source: AsyncIterable[Buffer], timeout: float | None) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import BinaryIO, Protocol
 
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError
 from logyard.protocol.frame import APPEND_COMMAND, PIECE_BYTES_MAX, Buffer
 
 from .admin import Call, T
@@ -47,7 +47,7 @@ def upload(
     opened = True
     try:
         try:
-            yard.run(one.open_call(), timeout)
+            _open(yard, one, timeout)
         except LogyardError as refusal:
             opened = may_be_open(refusal)
             raise
@@ -59,6 +59,15 @@ def upload(
         if opened:
             with suppress(LogyardError):
                 yard.run(one.close_call(), CLOSE_S)
+
+
+def _open(yard: Commander, one: Upload, timeout: float | None) -> None:
+    try:
+        yard.run(one.open_call(), timeout)
+    except BadRequest as refusal:
+        if not one.shorten(refusal):
+            raise
+        yard.run(one.open_call(), timeout)
 
 
 def _send_pieces(yard: Commander, one: Upload, source: Iterable[Buffer], timeout: float | None) -> None:

@@ -78,7 +78,10 @@ class Heartbeats:
         """Register a session: committed when this returns. Raises `BadRequest`, `Busy`, `NotLeader`."""
         config = self._config
         if not session or not 0 < ttl_ms <= config.session_ttl_ms_max:
-            raise BadRequest(f"a session has a number, and a time to live of 1 to {config.session_ttl_ms_max} ms")
+            raise BadRequest(
+                f"a session has a number, and a time to live of 1 to {config.session_ttl_ms_max} ms",
+                ttl_ms_max=config.session_ttl_ms_max,
+            )
         check_leader(member)
         self.heard(client)
         table = member.sessions

@@ -165,6 +165,35 @@ async def test_a_session_whose_opening_was_given_up_is_ended_too(monkeypatch: py
         assert await log.append(b"m", bytes(2 * MIB)) == 0
 
 
+async def test_a_node_says_how_long_sessions_live_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocking(address: str) -> int:
+        with connect_sync([address]) as yard:
+            return yard.log("a").append(b"m", bytes(2 * MIB))
+
+    async with fake_cluster(1) as c, connect([c.addresses[1]]) as yard:
+        c.create("a", [1], 1)
+        node = type(c.nodes[1])
+        real = node.open_session
+        lives: list[int] = []
+        told: dict[str, Any] = {"ttl_ms_max": 5000}
+
+        async def strict(self: Any, name: str, session: int, client: int, ttl_ms: int) -> object:
+            if ttl_ms > 5000:
+                raise BadRequest("too long", **told)
+            lives.append(ttl_ms)
+            return await real(self, name, session, client, ttl_ms)
+
+        monkeypatch.setattr(node, "open_session", strict)
+        assert await yard.log("a").append(b"m", bytes(2 * MIB)) == 0
+        assert await trio.to_thread.run_sync(blocking, c.addresses[1]) == 1
+        assert lives == [5000, 5000]
+        for most in (None, 600_000, "5000", 0):
+            told["ttl_ms_max"] = most
+            with pytest.raises(BadRequest, match="too long"):
+                await yard.log("a").append(b"m", bytes(2 * MIB))
+        assert len(lives) == 2 and not c.sessions
+
+
 # Real nodes
 
 

@@ -338,8 +338,9 @@ async def test_a_session_sleeps_with_its_group_and_ends_when_its_client_is_silen
 async def test_sessions_are_limited_where_they_are_opened(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, sessions_max=2, session_ttl_ms_max=5000) as run:
         node = run.nodes[1]
-        with pytest.raises(BadRequest):
+        with pytest.raises(BadRequest) as refused:
             await node.open_session("log", 1, CLIENT, 6000)
+        assert refused.value.details == {"ttl_ms_max": 5000}
         for session in (1, 2, 2):
             await node.open_session("log", session, CLIENT, 5000)
         with pytest.raises(Busy):
