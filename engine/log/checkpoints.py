@@ -8,9 +8,12 @@ the janitor.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import trio
+
+from logyard.protocol.errors import NoSpace
 
 from ..ports import LivenessPort
 from ..replica.member import RUNNING, Member
@@ -80,6 +83,12 @@ class Checkpoints:
             self._persist(member, WalItem(member.uid, truncate=index))
         # When the file with the marks is sealed, the checkpoint has to say what they say.
         self._segment_writer.hard_state_written(member)
+
+    async def settle_installed(self) -> None:
+        """Store what died by the snapshot: a restart begins at it and marks nothing again. Without room for these rows
+        they go with whatever is next."""
+        with suppress(NoSpace):
+            await self._meta_batch.commit_store()
 
     def let_log_go(self, member: Member) -> None:
         """Keep the log up to the snapshot, which may have been a checkpoint until now, no longer."""

@@ -221,6 +221,14 @@ class LivenessAccounting:
         if not member.damaged and self._store.lost(member.uid, 1, last):
             self.settle(member, 1, last)
 
+    def settle_installed(self, member: Member) -> None:
+        """Settle after a start what died by a snapshot that was installed: a crash may have come before the rows of
+        the store said so, and nothing below it is applied again."""
+        if not member.damaged:
+            for home in list(self._store.homes(member.uid)):
+                if home.first <= member.snapshot_index:
+                    self.settle(member, home.first, min(home.last, member.snapshot_index))
+
     def settle(self, member: Member, first: int, last: int) -> None:
         """Mark what died of entries first..last while a job copied them, built after their source, as dead in the copy,
         too."""

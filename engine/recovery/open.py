@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -199,7 +199,7 @@ class Start:
             # segments, the checkpoint has to say it, as it would have in the life that wrote it.
             if uid in groups.members:
                 segment_writer.hard_state_written(groups.members[uid])
-        self._adopt_files(flushed)
+        self._adopt_files(flushed, {*(uid for uid, one in said.items() if one.restart), *(uid for uid, _ in restarted)})
         if not meta.lost:
             rings.sweep(lambda uid: meta.get(meta_rows.group_key(uid)) is not None)
         for uid, through in doubted.items():
@@ -275,9 +275,9 @@ class Start:
                 repair.bar(uid, known, said.get(uid) or Recovered())
         return restarted, doubted
 
-    def _adopt_files(self, flushed: int) -> None:
+    def _adopt_files(self, flushed: int, installed: Collection[int]) -> None:
         """Take sealed WAL files that are homes for that, their shares counted anew; recycle files that are nobody's
-        home."""
+        home. `installed`: groups whose log starts over above an installed snapshot, as the WAL or their row says."""
         members, directory = self._groups.members, self._directory
         _, wal, meta, _, segments, _, location, accounting, _, _ = self._files
         sealed = {row.id for row in meta_rows.file_rows(meta, "wal")}
@@ -307,8 +307,10 @@ class Start:
                         if self._repair.later(member, f"segment {number}: {error}"):
                             # How much of it lives there is not known.
                             file.keep()
-        for member in members.values():
+        for uid, member in members.items():
             accounting.look_for_lost(member)
+            if uid in installed:
+                accounting.settle_installed(member)
         for number in sorted(present):
             if number <= flushed and number not in sealed:
                 wal.recycle(number)

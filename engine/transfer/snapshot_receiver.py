@@ -63,6 +63,10 @@ class Checkpoints(Protocol):
         """Switch to it: payloads up to `keep` stay where they are, of what lived `before`."""
         ...
 
+    async def settle_installed(self) -> None:
+        """Store what died by it."""
+        ...
+
 
 class Host(NamedTuple):
     """What the receiver asks of whoever runs the members, and tells it."""
@@ -229,6 +233,7 @@ class SnapshotReceiver:
         self._host.turn()
         if not member.raft.stopped and member.raft.applied < snapshot.index:
             self._install(member, state, encoded.size, have)
+            await self._checkpoints.settle_installed()
 
     async def _ask(
         self, member: Member, offer: Offer, sources: Sources, ranges: list[Range], names: list[bytes]

@@ -75,6 +75,45 @@ async def test_a_laggard_gets_a_snapshot_with_what_it_lacks_only_and_serves_it(t
         assert payload_books(c.system(3)) == books
 
 
+@pytest.mark.parametrize("stored", [True, False])
+async def test_what_died_by_an_installed_snapshot_is_dead_after_a_restart(tmp_path: Path, stored: bool) -> None:
+    """A start begins at the snapshot: nothing that is applied again says so. `stored`: the crash comes after the rows
+    of the payload store, or before them."""
+    async with cluster(tmp_path, payload_cache_bytes=0, rewrite_live_ratio=0.0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 12, 40 * KIB)
+        await c.applied()
+        await c.nodes[3].compact()
+        assert sum(payload_books(c.system(3))["generations"].values()) > 12 * 40 * KIB
+        await c.crash(3)
+        bodies += await c.fill(1, 10, 40 * KIB)
+        await compacted(c, 1, truncate=8)
+        await c.start(3)
+        done = trio.Event()
+        checkpoints = c.system(3).storage.checkpoints
+        settle = checkpoints.settle_installed
+
+        async def at_end() -> None:
+            if stored:
+                await settle()
+            done.set()
+            await trio.sleep_forever()
+
+        checkpoints.settle_installed = at_end  # type: ignore[method-assign]
+        with trio.fail_after(10):
+            await done.wait()
+        books = payload_books(c.system(3))["generations"]
+        assert sum(books.values()) < 16 * 40 * KIB
+        await c.crash(3)
+        await c.start(3)
+        await c.applied()
+        assert payload_books(c.system(3))["generations"] == books
+        assert [body for _, body in await c.read(3, 8)] == bodies[8:]
+        await c.restart(3)
+        await c.applied()
+        assert payload_books(c.system(3))["generations"] == books
+
+
 async def test_a_member_whose_payloads_are_only_in_open_files_serves_them_after_an_install(tmp_path: Path) -> None:
     async with cluster(tmp_path, payload_cache_bytes=0) as c:
         await c.lead(1)

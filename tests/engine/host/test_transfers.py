@@ -381,7 +381,7 @@ async def test_what_is_released_during_a_transfer_comes_as_a_tombstone(tmp_path:
         await c.applied()
         # The offer stands: nothing started over, and below the release nothing is resolved.
         assert installed == [(index, release, False)]
-        assert c.system(1).transfers.snapshot_sender.sent == 1
+        await until(lambda: c.system(1).transfers.snapshot_sender.sent == 1, "the source hears of it")
         assert c.member(3).resolves
         await served(c, 3, bodies[30:], 30)
         await c.restart(3)

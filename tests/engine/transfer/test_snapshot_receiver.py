@@ -157,13 +157,16 @@ class Rig:
     def installed(self, member: Any, before: Any, found: Snapshot, size: int, keep: int) -> None:
         self.events.append(("installed", found.index, keep))
 
+    async def settle_installed(self) -> None:
+        self.events.append(("settled",))
+
 
 async def test_what_is_installed_is_durable_first() -> None:
     rig = Rig()
     await rig.offer((1, snapshot()))
     assert rig.events == [
         ("stored", [1, 2]), ("stored", [3, 4]), ("stored", [5, 6]), ("floor", 0), ("snapshot", INDEX), ("turn",),
-        ("restore", STATE), ("installed", INDEX, 0), ("mark",),
+        ("restore", STATE), ("installed", INDEX, 0), ("mark",), ("settled",),
     ]  # fmt: skip
     # An intent before the first piece, and one that names each piece before the next is asked for.
     assert rig.books.intents == [[], [(1, 2)], [(1, 4)], [(1, 6)]]
