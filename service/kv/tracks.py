@@ -47,16 +47,21 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 class Track:
-    """Watches at one revision, found by key."""
+    """Watches at one revision, `at`, found by key."""
 
-    __slots__ = ("watches", "_exact", "_prefixes", "_lengths", "_ranges")
+    __slots__ = ("at", "watches", "_exact", "_prefixes", "_lengths", "_ranges")
 
-    def __init__(self) -> None:
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
         self.watches: dict[int, Watch] = {}
         self._exact: dict[bytes, dict[int, Watch]] = {}
         self._prefixes: dict[bytes, dict[int, Watch]] = {}
         self._lengths: dict[int, int] = {}
         self._ranges: dict[int, Watch] = {}
+
+    def move(self, to: int) -> None:
+        """Move it to another revision."""
+        self.at = to
 
     def add(self, watch: Watch) -> None:
         """Add another watch."""
@@ -185,7 +190,8 @@ def _name(version: Version | None, payloads: dict[tuple[int, int], int]) -> None
 
 
 class Tracks:
-    """All watches of one listener. `place`: on which track a watch is."""
+    """All watches of one listener, on tracks by their revision, none of which is empty. `place`: on which one a watch
+    is."""
 
     __slots__ = ("tracks", "place")
 
@@ -198,7 +204,7 @@ class Tracks:
         self.remove(watch.number)
         track = self.tracks.get(revision)
         if track is None:
-            track = self.tracks[revision] = Track()
+            track = self.tracks[revision] = Track(revision)
         track.add(watch)
         self.place[watch.number] = track
 
@@ -207,6 +213,8 @@ class Tracks:
         track = self.place.pop(number, None)
         if track is not None:
             track.remove(number)
+            if not track.watches:
+                del self.tracks[track.at]
 
     def drop(self, revision: int) -> list[int]:
         """Forget the watches at a revision."""
@@ -217,12 +225,7 @@ class Tracks:
 
     def lowest(self) -> int | None:
         """Return where the watches that are furthest behind stand."""
-        while self.tracks:
-            revision = min(self.tracks)
-            if self.tracks[revision].watches:
-                return revision
-            del self.tracks[revision]
-        return None
+        return min(self.tracks, default=None)
 
     def above(self, revision: int) -> int | None:
         """Return where the next ones stand."""
@@ -231,6 +234,7 @@ class Tracks:
     def move(self, revision: int, to: int) -> None:
         """Move the track at `revision`, which has come up to `to`; it joins the one that stands there."""
         track = self.tracks.pop(revision)
+        track.move(to)
         there = self.tracks.setdefault(to, track)
         if there is not track:
             for number, watch in track.watches.items():

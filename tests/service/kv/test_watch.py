@@ -377,6 +377,19 @@ def test_tracks_meet_and_go_on_together() -> None:
     assert sorted(tracks.drop(12)) == [1, 3] and tracks.lowest() is None and not tracks.place
 
 
+def test_watches_that_went_leave_no_track() -> None:
+    """Who watched from a revision to come, and went, left one for as long as its stream lasted."""
+    tracks = Tracks()
+    for number in range(100):
+        tracks.add(Watch(number, b"k", b"", 0), 1000 + number)
+        tracks.add(Watch(number, b"k", b"", 0), 2000 + number)
+    assert sorted(tracks.tracks) == list(range(2000, 2100))
+    tracks.move(2000, 2001)
+    for number in range(100):
+        tracks.remove(number)
+    assert not tracks.tracks and not tracks.place and tracks.lowest() is None
+
+
 def test_what_a_push_holds_is_bounded_by_whole_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
     track = Track()
     track.add(Watch(1, b"k", b"", NO_DELETE))
