@@ -169,7 +169,10 @@ async def _listen(system: SystemPort, arguments: Mapping[str, Any], pushing: Pus
 
 async def _watch(system: SystemPort, arguments: Mapping[str, Any], pushing: Pushing) -> object:
     name, stream, add, local = taken(system, VERBS["kv_watch"], arguments)
-    return await system.kv.listen(name, stream, add, local, Watching(pushing))
+    call = system.kv.listen(name, stream, add, local, Watching(pushing))
+    # They become watches: what they were read from is not kept beside those.
+    del arguments, add
+    return await call
 
 
 LISTENING: Mapping[str, Callable[[SystemPort, Mapping[str, Any], Pushing], Awaitable[object]]] = MappingProxyType(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from logyard.engine.replica.member import Member
@@ -49,9 +49,11 @@ class KvVerbs:
         member = await self._consistent(name, consistency)
         return await self._watches.events(member, watch, start, min(wait_s, self._wait_s_max), skip)
 
-    async def listen(self, name: str, stream: int, add: list[Any], local: bool, sink: WatchSink) -> object:
+    def listen(
+        self, name: str, stream: int, add: list[Any], local: bool, sink: WatchSink
+    ) -> Coroutine[Any, Any, object]:
         """See `Watches.listen`."""
-        return await self._watches.listen(name, stream, add, local, sink)
+        return self._watches.listen(name, stream, add, local, sink)
 
     def change(self, stream: int, add: list[Any], remove: list[int], close: bool) -> None:
         """See `Watches.change`."""

@@ -173,6 +173,8 @@ class Watches:
         uid = member.uid
         try:
             stream.add(add)
+            # They are not kept as long as the watches last.
+            del add
             while not stream.closed:
                 if not groups.has(uid):
                     raise UnknownGroup(f"no group {name!r} on node {groups.node_id}", name=name)

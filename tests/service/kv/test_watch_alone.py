@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -12,17 +14,20 @@ import trio
 import trio.testing
 
 from logyard.engine.raft.state import FOLLOWER
+from logyard.engine.replica.member import Member
 from logyard.machines.kv import KV
 from logyard.machines.kv.command import COMPACT
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Refused, UnknownGroup
 from logyard.protocol.frame import Buffer, encode_frame
 from logyard.protocol.kv import PUT, Operation, Parts, Put, Txn, encode, encode_numbers
 from logyard.service.door import answers
+from logyard.service.door.pushes import LISTENING, Pushing
 from logyard.service.kv import reads as kv_reads
 from logyard.service.kv import tracks
 from logyard.service.kv import watch as kv_watch
 from logyard.service.kv.reads import KvReads
 from logyard.service.kv.tracks import PARTS, Watch, prefix_end
+from logyard.service.kv.verbs import KvVerbs
 from logyard.service.kv.watch import Groups, Watches
 
 from ..rig import Group
@@ -58,6 +63,18 @@ class Sink:
         return [one[0] for header in self.pushed for one in header.get("revisions", ())]
 
 
+class Taking:
+    """A connection that has sent all that there was."""
+
+    unsent = 0
+
+    async def drained(self, size: int) -> None:
+        """Wait for nothing."""
+
+    def queue(self, frame: list[Buffer]) -> None:
+        """Take a frame."""
+
+
 class Rig(Group):
     def __init__(self) -> None:
         super().__init__(KV(), "kv")
@@ -72,6 +89,9 @@ class Rig(Group):
 
     def row(self, number: int, prefix: bytes, revision: int = 0) -> list[Any]:
         return [number, prefix, prefix_end(prefix), revision, 0]
+
+    async def consistent(self, name: str, consistency: str) -> Member:
+        return self.member
 
     @asynccontextmanager
     async def listening(self, *rows: list[Any], local: bool = False) -> AsyncIterator[None]:
@@ -253,6 +273,22 @@ async def test_any_member_serves_who_says_so() -> None:
     async with rig.listening(rig.row(1, b"k"), local=True):
         rig.put(b"k")
     assert rig.sink.revisions() == [2] and not rig.ended
+
+
+async def test_a_stream_keeps_its_watches_and_not_the_arguments_that_it_was_opened_with() -> None:
+    """Lists of lists, which took as much again as the watches that came of them."""
+    rig = Rig()
+    verbs = KvVerbs(7, 1.0, rig.consistent, KvReads(rig, rig.stretch, lambda member: 0), rig.watches)
+    system: Any = SimpleNamespace(kv=verbs)
+    row = rig.row(1, b"a/")
+    arguments = {"name": "kv", "stream": 5, "add": [row]}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(LISTENING["kv_watch"], system, arguments, Pushing(1, Taking()))
+        del arguments
+        await settled()
+        assert rig.watches.streams[5].tracks.place
+        assert not [one for one in gc.get_referrers(row) if isinstance(one, list)]
+        nursery.cancel_scope.cancel()
 
 
 async def test_two_streams_have_two_numbers() -> None:
