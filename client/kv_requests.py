@@ -7,6 +7,7 @@ asynchronous client run them. Used by `kv` and `kv_sync`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgpack
@@ -45,6 +46,17 @@ from .admin import Call, ask, plain
 
 LEASE_S_MAX = 1 << 40
 """What can be said; what a group takes, it says itself."""
+ORDERED_BYTES = 32 << 20
+"""Of a range that is not in the order of its keys: if there is more, it is read by key and put in order here."""
+ORDERS: Mapping[str, Callable[[KeyValue], Any]] = MappingProxyType(
+    {
+        "version": lambda one: (one.version, one.key),
+        "create": lambda one: (one.create_revision, one.key),
+        "mod": lambda one: (one.mod_revision, one.key),
+        "value": lambda one: (one.value, one.key),
+    }
+)
+"""As the machine orders them."""
 CONSISTENCY = ("linearizable", "leader", "local")
 ANEW = "{!r} was deleted and made anew: watch it from its beginning"
 
@@ -122,28 +134,87 @@ def only(packed: bytes, bodies: Bodies) -> KeyValue | None:
 def read(get: Get, bytes_max: int = 0) -> Steps[GetResult]:
     """Return the steps that read a range; a long one page after page, all as of one revision. `bytes_max`: keys and
     values that are read in all; raises ``too_large`` beyond that, 0: whatever there is."""
-    paged = get.sort == "key" and not get.count_only and bool(get.end)
-    size = 0
+    if not get.end or get.count_only:
+        found = yield from _page(get, REFERENCES if get.end else 0, 0)
+        _within(bytes_max, found.kvs)
+        return found
+    if get.sort == "key":
+        return (yield from _by_key(get, bytes_max))
+    found = yield from _page(get, REFERENCES, ORDERED_BYTES)
+    if found.more and (not get.limit or len(found.kvs) < get.limit):
+        # Such an order has no place to go on from.
+        kvs = yield from _ordered(get._replace(revision=get.revision or found.revision), bytes_max)
+        return GetResult(found.revision, tuple(kvs), len(kvs) < found.count, found.count)
+    _within(bytes_max, found.kvs)
+    return found
+
+
+def _page(get: Get, flags: int, size: int) -> Steps[GetResult]:
+    array = get_array(get, flags, size)
+    packed, bodies = yield Question(msgpack.packb(array))
+    revision, *fields = answer_of(packed)
+    page = yield from _decoded(array[0], revision, fields, bodies)
+    assert isinstance(page, GetResult)
+    return page
+
+
+def _by_key(get: Get, bytes_max: int) -> Steps[GetResult]:
+    """Read a range in the order of its keys, page after page."""
     kvs: list[KeyValue] = []
+    size = 0
     first: GetResult | None = None
     while True:
-        limit = get.limit - len(kvs) if get.limit else 0
-        array = get_array(get._replace(limit=limit), 0 if paged or not get.end else REFERENCES, PAGE_BYTES * paged)
-        packed, bodies = yield Question(msgpack.packb(array))
-        revision, *fields = answer_of(packed)
-        page = yield from _decoded(array[0], revision, fields, bodies)
-        assert isinstance(page, GetResult)
+        page = yield from _page(get._replace(limit=get.limit - len(kvs) if get.limit else 0), 0, PAGE_BYTES)
         first = first or page
         kvs += page.kvs
-        if bytes_max:
-            size += sum([len(one.key) + len(one.value) for one in page.kvs])
-            if size > bytes_max:
-                raise LogyardError(f"the answer is larger than {bytes_max} bytes", code="too_large")
-        if not paged or not page.more or (get.limit and len(kvs) >= get.limit) or not page.kvs:
+        size += _within(bytes_max, page.kvs, size)
+        if not page.more or (get.limit and len(kvs) >= get.limit) or not page.kvs:
             return GetResult(first.revision, tuple(kvs), page.more, first.count)
-        last = page.kvs[-1].key
-        get = get._replace(revision=get.revision or first.revision)
-        get = get._replace(end=last) if get.descending else get._replace(key=last + b"\0")
+        get = _behind(get._replace(revision=get.revision or first.revision), page)
+
+
+def _ordered(get: Get, bytes_max: int) -> Steps[list[KeyValue]]:
+    """Read a range as of a revision by its keys, and put it in its order here; of more than its limit only what comes
+    first is kept meanwhile."""
+    order, descending, limit = ORDERS[get.sort], get.descending, get.limit
+    # Without values there is no order by them.
+    blank = get.keys_only and get.sort == "value"
+    get = get._replace(sort="key", descending=False, limit=0, keys_only=get.keys_only and not blank)
+    kvs: list[KeyValue] = []
+    size = 0
+    while True:
+        page = yield from _page(get, 0, PAGE_BYTES)
+        kvs += page.kvs
+        if limit:
+            kvs = sorted(kvs, key=order, reverse=descending)[:limit]
+            # Smaller ones may take their places.
+            _within(2 * bytes_max, kvs)
+        else:
+            size += _within(bytes_max, page.kvs, size)
+        if not page.more or not page.kvs:
+            break
+        get = _behind(get, page)
+    kvs.sort(key=order, reverse=descending)
+    if blank:
+        kvs = [one._replace(value=b"") for one in kvs]
+    _within(bytes_max, kvs)
+    return kvs
+
+
+def _behind(get: Get, page: GetResult) -> Get:
+    """Return what is left to be read, by key, behind a page."""
+    last = page.kvs[-1].key
+    return get._replace(end=last) if get.descending else get._replace(key=last + b"\0")
+
+
+def _within(bytes_max: int, kvs: Sequence[KeyValue], before: int = 0) -> int:
+    """Return the bytes of keys and values. Raises ``too_large`` if they are too many, with those before them."""
+    if not bytes_max:
+        return 0
+    size = sum([len(one.key) + len(one.value) for one in kvs])
+    if before + size > bytes_max:
+        raise LogyardError(f"the answer is larger than {bytes_max} bytes", code="too_large")
+    return size
 
 
 def numbers(*order: int) -> Steps[list[Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from logyard.client import kv_requests
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Wanted
 from logyard.engine.types import Buffer
@@ -15,7 +16,7 @@ from logyard.machines.kv import KV
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import BadRequest, Corrupt, Gone, GroupStopped, LogyardError
 from logyard.protocol.frame import encode_frame
-from logyard.protocol.kv import FROM_KEY, PUT, VALUES, Delete, Get, Put, encode
+from logyard.protocol.kv import FROM_KEY, PUT, VALUES, Delete, Get, GetResult, Put, Txn, bodies_of, encode
 from logyard.service.door import answers
 from logyard.service.kv import reads as kv_reads
 from logyard.service.kv.reads import KvReads
@@ -30,6 +31,20 @@ class Rig(Group):
     def __init__(self) -> None:
         super().__init__(KV())
         self.reads = KvReads(self, self.stretch, lambda member: 77)
+
+    async def run(self, steps: kv_requests.Steps[GetResult], most: int = 1 << 30) -> GetResult:
+        """What a client makes of the answers, none of which may be longer than `most`, with what comes along."""
+        answer: Any = None
+        while True:
+            try:
+                asked = steps.send(answer)
+            except StopIteration as done:
+                found: GetResult = done.value
+                return found
+            fetched = await self.reads.fetch(self.member, [asked.data])
+            bodies = bodies_of(fetched.places, memoryview(b"".join(fetched.parts)))
+            answer = fetched.answers[0], bodies
+            assert len(fetched.answers[0]) + sum(map(len, fetched.parts)) <= most
 
     async def get(self, *keys: bytes) -> tuple[list[bytes], list[Any]]:
         """(the values that came along, all answers)."""
@@ -150,6 +165,34 @@ async def test_what_is_released_between_two_reads_of_an_answer_is_asked_again(mo
     rig = Releasing()
     rig.apply(*[frame_of(Put(key, LARGE)) for key in (b"a", b"b", b"c")])
     assert (await rig.get(b"a", b"b", b"c"))[0] == [b"N" * 2000] * 3
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("keys_only", [False, True])
+@pytest.mark.parametrize("sort", ["version", "create", "mod", "value"])
+async def test_a_long_range_in_another_order_comes_in_pages_too(
+    sort: str, keys_only: bool, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came in one answer of any length, which no client takes above 128 MiB."""
+    rig = Rig()
+    for number in range(90):
+        value = b"%03d" % (number * 37 % 50) * (1000 if large and sort != "value" else 100)
+        rig.apply(frame_of(Put(b"k%02d" % (number * 7 % 40), value)))
+    rig.apply(frame_of(Txn((), [Put(b"k%02d" % number, b"v" * 300) for number in (3, 33, 21)])))
+    for descending in (False, True):
+        for limit in (0, 1, 30, 40, 50):
+            for bounds in ((0, 0, 0, 0), (30, 0, 0, 0)):
+                get = Get(b"k", b"l", 0, limit, sort, descending, keys_only, False, bounds)
+                whole = await rig.run(kv_requests.read(get))
+                with monkeypatch.context() as patch:
+                    patch.setattr(kv_requests, "ORDERED_BYTES", 2000, raising=False)
+                    patch.setattr(kv_requests, "PAGE_BYTES", 2000)
+                    assert await rig.run(kv_requests.read(get), most=4000) == whole
+                    if whole.kvs and not keys_only:
+                        size = sum(len(one.key) + len(one.value) for one in whole.kvs)
+                        assert await rig.run(kv_requests.read(get, size)) == whole
+                        with pytest.raises(LogyardError, match="larger than"):
+                            await rig.run(kv_requests.read(get, size - 1))
 
 
 async def test_a_lost_payload_is_stored_anew_and_read() -> None:
