@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, UnknownGroup
-from logyard.protocol.verbs import BOARD_ROWS, NODE, VERBS
+from logyard.protocol.verbs import BOARD_ROWS, LIST_ROWS, NODE, VERBS
 
 from .board import Board, standings
 
@@ -144,6 +144,20 @@ def merge_groups(rows_by_node: Iterable[Sequence[dict[str, Any]]]) -> list[dict[
             if known is None or (row.get("role") == "leader" and row.get("term", 0) >= known.get("term", 0)):
                 merged[row["name"]] = row
     return [merged[name] for name in sorted(merged)]
+
+
+def list_call(node: int, found: Sequence[Mapping[str, Any]]) -> Call[Any]:
+    """Return a call for the groups of one node behind those that were found, a bounded number."""
+    return ask("list", plain, at=node, after=found[-1]["name"] if found else " ", limit=LIST_ROWS)
+
+
+def add_page(found: list[dict[str, Any]], page: Sequence[dict[str, Any]]) -> bool:
+    """Add what `list_call` brought to what was found before, by name; return whether there may be more. A node that
+    knows no pages gives all its groups each time, in any order."""
+    after = found[-1]["name"] if found else ""
+    fresh = sorted((row for row in page if row["name"] > after), key=lambda row: str(row["name"]))
+    found += fresh
+    return len(page) == LIST_ROWS and bool(fresh)
 
 
 def board_call(node: int, after: str) -> Call[Board]:

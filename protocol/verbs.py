@@ -36,6 +36,10 @@ ARGUMENTS_BYTES = 1024
 """A machine's arguments of a batch, which each of its groups keeps: as msgpack."""
 REQUESTS_MAX = 4096
 WATCHES_MAX = 65_536
+LIST_ROWS = 2000
+"""Rows of one page of `list`: about 250 bytes each."""
+LIST_WHOLE = 100_000
+"""Rows of a `list` without pages, as clients ask for it that know none."""
 BOARD_ROWS = 2000
 """Rows of one board answer: about 200 bytes each."""
 LOG_ROWS = 100_000
@@ -361,7 +365,9 @@ _TABLE = (
         NODE, True, CREATE,
     ),
     Verb("delete", (NAME, flag("force", False), number("topic", 0), uid("uid")), LEADER, False, ADMIN),
-    Verb("list", (), NODE, True, READ),
+    Verb(
+        "list", (text("after", " "), optional(number("limit", least=1, cap=LIST_ROWS))), NODE, True, READ,
+    ),
     Verb("describe", (NAME,), MEMBER, True, READ),
     Verb("locate", (names("names"),), NODE, True, READ),
     Verb(

@@ -183,7 +183,8 @@ class Node:
             self.node_id, system.names, system.members, system.quiescence.table, system.leader_cache, system.store.homes
         )
         rows = GroupStatus(groups)
-        self.groups, self.board, self.key_metrics = rows.rows, rows.board, rows.key_metrics
+        self.groups, self.group_page = rows.rows, rows.page
+        self.board, self.key_metrics = rows.board, rows.key_metrics
         self._describe = rows.describe
         self._stored = status.Stored(system.wal, system.store, system.storage.accounting.live_bytes)
         said = {**self._said(), "consumers": lambda: [row._asdict() for row in consumer_lags(groups)]}

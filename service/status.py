@@ -7,7 +7,7 @@ disk.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from logyard.engine.host.leader_cache import LeaderCache
@@ -117,6 +117,38 @@ class GroupStatus:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
 
+    def _behind(self, after: str, limit: int) -> Iterator[tuple[str, int, Member | None, Row | None]]:
+        """Yield name, uid and member or row of at most `limit` groups behind a name, in order; fewer: there are no
+        more. A name is taken before its group is durable, and is none of these then."""
+        here = self._groups
+        while limit:
+            wanted = limit
+            names = here.names.behind(after, wanted)
+            for name in names:
+                uid = here.names[name]
+                member, row = here.members.get(uid), None
+                if member is None:
+                    try:
+                        row = here.quiesced.row(uid)
+                    except KeyError:
+                        continue
+                limit -= 1
+                yield name, uid, member, row
+            if len(names) < wanted:
+                return
+            after = names[-1]
+
+    def page(self, after: str, limit: int) -> list[dict[str, Any]]:
+        """Return a row for each of at most `limit` groups behind a name, in the order of their names; fewer: there are
+        no more."""
+        found = []
+        for _, uid, member, row in self._behind(after, limit):
+            if member is not None:
+                found.append(self.describe(member, brief=True))
+            elif row is not None:
+                found.append(self._asleep(uid, row))
+        return found
+
     def rows(self) -> list[dict[str, Any]]:
         """Return a row a group."""
         here = self._groups
@@ -177,19 +209,16 @@ class GroupStatus:
         return row
 
     def board(self, after: str, limit: int) -> list[list[Any]]:
-        """Return at most `limit` groups of this node by name, those behind `after`: see `client.board.Standing` for the
-        columns.
+        """Return at most `limit` groups of this node by name, those behind `after` (fewer: there are no more): see
+        `client.board.Standing` for the columns.
 
         From this node's own tables: no group is asked, whatever state it is in.
         """
         here = self._groups
         found: list[list[Any]] = []
-        for name in here.names.behind(after, limit):
-            uid = here.names[name]
-            member = here.members.get(uid)
-            # A name is taken before its group is durable.
-            if member is None and uid in here.quiesced:
-                found.append(self._sleeper_standing(name, uid))
+        for name, uid, member, row in self._behind(after, limit):
+            if row is not None:
+                found.append(self._sleeper_standing(name, uid, row))
             elif member is not None:
                 raft, configuration = member.raft, member.raft.configuration
                 standing = here.leader_cache.of(member.uid)
@@ -264,10 +293,8 @@ class GroupStatus:
             found |= {"start": row.start, "end": row.end}
         return found
 
-    def _sleeper_standing(self, name: str, uid: int) -> list[Any]:
-        here = self._groups
-        row = here.quiesced.row(uid)
-        role = ROLE_NAMES[LEADER if row.leader == here.node_id else FOLLOWER]
+    def _sleeper_standing(self, name: str, uid: int, row: Row) -> list[Any]:
+        role = ROLE_NAMES[LEADER if row.leader == self._groups.node_id else FOLLOWER]
         voters, learners = list(row.shape.voters), list(row.shape.learners)
         return [name, uid, row.leader, row.term, row.since_ms, role, ASLEEP, voters, learners, []]
 

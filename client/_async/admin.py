@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..admin import (
     Nodes,
     Rows,
     T,
+    add_page,
     all_of,
     ask,
     batch_call,
@@ -30,6 +32,7 @@ from ..admin import (
     group_spec,
     leader_in,
     leaders_view,
+    list_call,
     located,
     members_call,
     merge_groups,
@@ -92,10 +95,19 @@ class AdminVerbs(ABC):
     async def list(self, node: int | None = None) -> list[dict[str, Any]]:
         """List the groups: of one node, or of all nodes that answer, one row a group."""
         if node is not None:
-            rows: list[dict[str, Any]] = await self.run(call_node("list", node))
-            return rows
-        found = await self._each("list")
-        return merge_groups(rows for rows in found.values() if not isinstance(rows, LogyardError))
+            return await self._rows(node, None)
+        found: list[Rows] = []
+        for at in await self.nodes():
+            with suppress(LogyardError):
+                found.append(await self._rows(at, STATUS_PATIENCE_S))
+        return merge_groups(found)
+
+    async def _rows(self, node: int, timeout: float | None) -> Rows:
+        """Return a row for each group of a node, page by page; each has `timeout` seconds."""
+        found: Rows = []
+        while add_page(found, await self.run(list_call(node, found), timeout)):
+            pass
+        return found
 
     async def describe(self, name: str, node: int | None = None) -> dict[str, Any]:
         """Describe everything about a group, as its leader (or member `node`) sees it."""

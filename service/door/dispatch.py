@@ -14,7 +14,7 @@ from logyard.engine.types import Buffer
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup, error_value
 from logyard.protocol.pending import Sink
-from logyard.protocol.verbs import LATEST, NAME, VERBS, Verb, text
+from logyard.protocol.verbs import LATEST, LIST_WHOLE, NAME, VERBS, Verb, text
 
 from .kv_calls import KV_CALLS, HasKv
 from .scan_calls import SCANS, ScanPort
@@ -96,8 +96,8 @@ class SystemPort(ScanPort, HasKv, Protocol):
     async def delete_group(self, name: str, force: bool = False, topic: int = 0, uid: int = 0) -> object:
         """Delete a group on all its members."""
 
-    def groups(self) -> list[dict[str, Any]]:
-        """Return a row a group."""
+    def group_page(self, after: str, limit: int) -> list[dict[str, Any]]:
+        """Return a row for each of at most `limit` groups behind the name `after`."""
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return everything about a group."""
@@ -232,6 +232,15 @@ def _rows(system: SystemPort, names: Sequence[str]) -> list[list[Any]]:
     return rows
 
 
+async def _list(system: SystemPort, after: str, limit: int | None) -> object:
+    if limit is not None:
+        return system.group_page(after, limit)
+    rows = system.group_page(after, LIST_WHOLE + 1)
+    if len(rows) > LIST_WHOLE:
+        raise LogyardError(f"there are more than {LIST_WHOLE} groups, which only pages hold", code="too_large")
+    return rows
+
+
 async def _locate(system: SystemPort, names: Sequence[str]) -> object:
     asleep = system.sleeping(names)
     rows = _rows(system, names)
@@ -300,7 +309,7 @@ async def _members(
 
 PLAIN: Mapping[str, str] = MappingProxyType(
     {
-        "create": "create_groups", "create_batch": "create_batch", "delete": "delete_group", "list": "groups",
+        "create": "create_groups", "create_batch": "create_batch", "delete": "delete_group",
         "describe": "describe",
         "truncate": "truncate", "retain": "retain", "producer": "open_producer",
         "epoch": "open_epoch", "epoch_done": "close_epoch", "epoch_state": "epoch_state",
@@ -320,7 +329,7 @@ PLAIN: Mapping[str, str] = MappingProxyType(
 HANDLERS: Mapping[str, str | Callable[..., Awaitable[object]]] = MappingProxyType(
     {
         **PLAIN,
-        "locate": _locate, "poll": _poll, "read_body": _read_body, "latest": _latest, "query": _query,
+        "list": _list, "locate": _locate, "poll": _poll, "read_body": _read_body, "latest": _latest, "query": _query,
         "members": _members, **SCANS, **KV_CALLS,
     }
 )  # fmt: skip

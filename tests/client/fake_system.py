@@ -75,6 +75,8 @@ class FakeCluster:
         self.pieces: dict[tuple[int, int], dict[int, bytes]] = {}
         self.sessions: set[int] = set()
         self.heartbeats: list[tuple[int, int]] = []
+        # False: its nodes are of a version that lists all groups in one answer.
+        self.pages = True
 
     def create(self, name: str, members: list[int], leader: int) -> FakeLog:
         log = FakeLog(1000 + len(self.logs), members, leader)
@@ -207,8 +209,10 @@ class FakeSystem:
     def at_turn_end(self, call: Callable[[], None]) -> bool:
         return False
 
-    def groups(self) -> list[dict[str, Any]]:
+    def group_page(self, after: str, limit: int) -> list[dict[str, Any]]:
         mine = [name for name, log in self.cluster.logs.items() if self.node_id in log.members]
+        if self.cluster.pages:
+            mine = sorted(name for name in mine if name > after)[:limit]
         return [self.describe(name) for name in mine]
 
     def describe(self, name: str) -> dict[str, Any]:

@@ -92,6 +92,20 @@ async def test_the_admin_verbs() -> None:
             await yard.log("log-7").append(b"x")
 
 
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 20, 35])
+@pytest.mark.parametrize("pages", [True, False])
+async def test_groups_are_listed_page_by_page(count: int, pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All in one answer, no client took what a node with hundreds of thousands said; older nodes know no pages."""
+    monkeypatch.setattr("logyard.client.admin.LIST_ROWS", 10)
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        cluster.pages = pages
+        names = sorted(f"log-{number}" for number in range(count))
+        if names:
+            await yard.create_many(reversed(names), members=[1, 2])
+        assert [row["name"] for row in await yard.list(1)] == names == [row["name"] for row in await yard.list()]
+        assert await yard.list(3) == []
+
+
 async def test_who_looks_for_a_log_waits_for_no_dead_node_when_its_leader_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

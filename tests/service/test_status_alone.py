@@ -14,7 +14,9 @@ from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.state import FOLLOWER
 from logyard.engine.replica.member import HALTED, RUNNING, STOPPED
 from logyard.machines.log import AppendLog
+from logyard.protocol.errors import LogyardError
 from logyard.service import status
+from logyard.service.door.dispatch import serve_call
 from logyard.service.status import Groups, GroupStatus, NodeStatus, Stored
 
 SHAPE = SimpleNamespace(machine="log", voters=(1, 2), learners=(3,))
@@ -128,6 +130,33 @@ def test_the_board_goes_on_behind_a_name(rig: Rig) -> None:
     assert [row[0] for row in board] == ["a", "b", "c", "d", "e"]
     assert board[0][2:6] == [1, 4, 55, "leader"] and board[3][4:7] == [77, "leader", "hibernating"]
     assert [row[0] for row in rig.rows.board("b", 2)] == ["c", "d"]
+
+
+def test_a_page_of_groups_is_full_unless_it_is_the_last(rig: Rig) -> None:
+    """Who asks page by page stopped, with the board, at one that names without a group had made short."""
+    for number in range(3):
+        rig.names[f"b{number} is not durable yet"] = 90 + number
+    assert (
+        [row["name"] for row in rig.rows.page(" ", 3)] == ["a", "b", "c"] == [row[0] for row in rig.rows.board("", 3)]
+    )
+    assert [row["name"] for row in rig.rows.page("c", 3)] == ["d", "e"] == [row[0] for row in rig.rows.board("c", 3)]
+    whole = {row["name"]: row for row in rig.rows.rows()}
+    assert all(row == whole[row["name"]] for row in rig.rows.page("", 99))
+
+
+async def test_a_list_without_pages_is_refused_where_no_answer_could_hold_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As clients ask that know no pages."""
+    node: Any = SimpleNamespace(group_page=rig.rows.page)
+    rows: Any = await serve_call(node, "list", {})
+    assert [row["name"] for row in rows] == ["a", "b", "c", "d", "e"]
+    rows = await serve_call(node, "list", {"after": "b", "limit": 2})
+    assert [row["name"] for row in rows] == ["c", "d"]
+    monkeypatch.setattr("logyard.service.door.dispatch.LIST_WHOLE", 4)
+    with pytest.raises(LogyardError) as refused:
+        await serve_call(node, "list", {})
+    assert refused.value.code == "too_large"
 
 
 def test_key_metrics_ask_nobody_and_leave_out_strangers(rig: Rig) -> None:
