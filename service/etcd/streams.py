@@ -110,10 +110,12 @@ class Response:
         await self.chunk(packed({"result": fields}) + b"\n")
 
     async def chunk(self, data: bytes) -> None:
-        """Send one chunk: whole messages, each by one task at a time."""
+        """Send one chunk: whole messages, each by one task at a time. Who is cancelled, as a watch is, has sent all of
+        it or nothing: others go on behind it."""
         async with self._lock:
-            await self.begin(200, ())
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            with trio.CancelScope(shield=True):
+                await self.begin(200, ())
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def begin(self, status: int, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Send the head, once."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 from starlette.requests import Request
 
 from logyard.client import kv_requests
@@ -13,7 +14,7 @@ from logyard.protocol.errors import Busy
 from logyard.service.etcd import app, streams
 from logyard.service.etcd.app import Call, answer
 from logyard.service.etcd.gateway import Gateway
-from logyard.service.etcd.streams import Messages, Stream
+from logyard.service.etcd.streams import Messages, Response, Stream
 from logyard.service.etcd.words import GatewayError, Message, Schema, packed
 
 
@@ -98,6 +99,36 @@ async def test_what_streams_keep_of_messages_is_counted(monkeypatch: pytest.Monk
     monkeypatch.setattr("logyard.service.etcd.gateway.BODIES_BYTES_MAX", 100)
     await stream({}, Body(b'{"a":"' + b"x" * 60, b"x" * 60, whole=False), send)
     assert [one["status"] for one in sent if "status" in one] == [429] and found._bytes == 0
+
+
+@pytest.mark.parametrize("steps", range(5))
+async def test_who_is_cancelled_has_sent_its_chunk_or_nothing(steps: int) -> None:
+    """Behind a head that was never sent, or half a chunk, what others of the stream say would be no answer."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        if sent and isinstance(sent[-1], str):
+            raise AssertionError("behind half a message")
+        sent.append("half")
+        await trio.lowlevel.checkpoint()
+        sent[-1] = message
+
+    found = Response(send)
+    scope = trio.CancelScope()
+
+    async def cancelled() -> None:
+        with scope:
+            await found.chunk(b"first")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cancelled)
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+        scope.cancel()
+        await found.chunk(b"second")
+    assert [one["type"] for one in sent][:1] == ["http.response.start"] and "half" not in sent
+    bodies = [one["body"] for one in sent[1:]]
+    assert bodies in ([b"first", b"second"], [b"second"])
 
 
 async def test_a_write_that_was_done_is_no_failure_for_want_of_the_term() -> None:
