@@ -123,7 +123,7 @@ class KV(Watches):
         yard = self.yard
         if yard.closed or yard.window.used >= yard.window.limit:
             await yard.room()
-        batch, position = self._lane.add_operation(command.data, command.bodies, timeout)
+        batch, position = self._lane.add_operation(command.data, command.bodies, timeout, command.long)
         if not self._lane.dirty:
             yard.kick(self._lane)
         return batch.answer(position, await batch.pending.wait(yard.runtime.event))

@@ -23,10 +23,12 @@ COMMAND_OVERHEAD = 4
 class KvBatch(Batch):
     """Operations of one frame: the first record of each has its command, further ones are its other payloads."""
 
-    __slots__ = ("commands", "operations", "_replies")
+    __slots__ = ("alone", "commands", "operations", "_replies")
 
-    def __init__(self, lane: Lane, serial: int, deadline: float, flags: int = 0) -> None:
-        super().__init__(lane, serial, deadline, flags)
+    def __init__(self, lane: Lane, serial: int, deadline: float, alone: bool = False) -> None:
+        super().__init__(lane, serial, deadline)
+        # No other operation joins it.
+        self.alone = alone
         self.commands: list[bytes] = []
         self.operations = 0
         self._replies: list[Any] | None = None
@@ -77,14 +79,19 @@ class KvLane(Lane):
     __slots__ = ()
     kind = "kv"
 
-    def add_operation(self, command: bytes, bodies: Sequence[Buffer], timeout: float) -> tuple[KvBatch, int]:
-        """Put an operation into the open batch; return the batch and its number there."""
+    def add_operation(
+        self, command: bytes, bodies: Sequence[Buffer], timeout: float, alone: bool = False
+    ) -> tuple[KvBatch, int]:
+        """Put an operation into the open batch, or `alone` into one of its own; return the batch and its number
+        there."""
         if self.pid != HERE.pid:
             raise elsewhere(self.pid)
         batch = self.open
         size = len(command) + sum(map(len, bodies))
         if (
             not isinstance(batch, KvBatch)
+            or alone
+            or batch.alone
             or not -SHARED_S < timeout - self._open_for < SHARED_S
             or (batch.size >= BATCH_BYTES and (len(batch.heads) >= FEW_RECORDS or batch.size + size > FEW_BYTES))
             or len(batch.heads) + len(bodies) >= BATCH_RECORDS
@@ -92,7 +99,7 @@ class KvLane(Lane):
         ):
             self.close()
             self._serial += 1
-            batch = KvBatch(self, self._serial, self.clock() + timeout)
+            batch = KvBatch(self, self._serial, self.clock() + timeout, alone)
             self.open, self._open_for = batch, timeout
         number = batch.operations
         self.window.hold(batch.put_operation(command, bodies))

@@ -27,12 +27,14 @@ from logyard.protocol.kv import (
     TIME_TO_LIVE,
     Bodies,
     Decoder,
+    Delete,
     Get,
     GetResult,
     KeyValue,
     Lease,
     Operation,
     Result,
+    Txn,
     answer_of,
     check_bytes,
     encode,
@@ -62,10 +64,11 @@ ANEW = "{!r} was deleted and made anew: watch it from its beginning"
 
 
 class Command(NamedTuple):
-    """For the machine; its answer is unpacked."""
+    """For the machine; its answer is unpacked. `long`: that may be so long that it is not kept."""
 
     data: bytes
     bodies: Sequence[Buffer] = ()
+    long: bool = False
 
 
 class Question(NamedTuple):
@@ -82,7 +85,7 @@ Steps: TypeAlias = Generator[Command | Question, Any, T]
 def write(operation: Operation) -> Steps[Result]:
     """Return the steps of a put, a delete, a transaction, or a read that goes through consensus. What fails once it was
     done raises `Unknown`: who is told of a failure may take it for one."""
-    answer = yield Command(*encode(operation))
+    answer = yield Command(*encode(operation), _reads_many(operation))
     try:
         revision, *fields = answer_of(answer)
     except LogyardError:
@@ -92,6 +95,15 @@ def write(operation: Operation) -> Steps[Result]:
         return (yield from _decoded(kind_of(operation), revision, fields, {}))
     except LogyardError as error:
         raise Unknown(f"done at revision {revision}, but what it read could not be fetched: {error}") from error
+
+
+def _reads_many(operation: Operation) -> bool:
+    """Return whether the answer has a range of keys."""
+    if isinstance(operation, Txn):
+        return any(map(_reads_many, (*operation.then, *operation.otherwise)))
+    if isinstance(operation, Delete):
+        return operation.previous and bool(operation.end)
+    return isinstance(operation, Get) and bool(operation.end)
 
 
 def _decoded(kind: int, revision: int, fields: Sequence[Any], bodies: Bodies) -> Steps[Result]:

@@ -354,8 +354,9 @@ class Lane:
         if batch.ticket is not None and error.code in RENEW:
             self._renew(batch, batch.ticket[0], error)
             return
-        error = final(self.name, error)
-        if error.retry == "never" or (isinstance(error, Unknown) and not self.retry):
+        refused, error = error, final(self.name, error)
+        # What lost its answer gets none by being sent again.
+        if error is not refused or error.retry == "never" or (isinstance(error, Unknown) and not self.retry):
             self._finish(batch, outcome(error, batch.ambiguous, self.name))
             return
         if isinstance(error, NotLeader):

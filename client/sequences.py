@@ -17,6 +17,7 @@ NUMBER_BITS = 63
 EXPIRED = "session_expired"
 OUT_OF_WINDOW = "sequence_out_of_window"
 STALE = "stale_sequence"
+NOT_KEPT = "reply_not_kept"
 RENEW = (EXPIRED, OUT_OF_WINDOW)
 """Committed refusals after which a session is of no more use. The frame was not applied by what was refused."""
 
@@ -66,9 +67,12 @@ def expired(name: str, refusal: str = EXPIRED) -> SessionExpired:
 
 
 def final(name: str, error: LogyardError) -> LogyardError:
-    """Return a refusal as its caller shall see it."""
+    """Return a refusal as its caller shall see it: what lost its answer is no failure."""
     if error.code == STALE:
         return Unknown(f"{name}: it was applied or refused long ago, and its answer is not kept any more")
+    if error.code == NOT_KEPT:
+        # Of all that shared its frame, so of none is known what came of it.
+        return Unknown(f"{name}: {error.message}: it may have been refused by its machine; look, then do it again")
     return error
 
 

@@ -72,6 +72,8 @@ def test_a_refusal_of_the_second_try_says_nothing_of_the_first(ambiguous: bool) 
     for code in ("unknown_group", "group_stopped", "bad_request"):
         assert told(code) == ("unknown" if ambiguous else code)
     assert told("too_old") == "too_old", "a committed refusal of the machine"
+    for code in ("reply_not_kept", "stale_sequence"):
+        assert told(code) == "unknown", "it was applied, or its frame was, and nobody says what came of it"
 
 
 @pytest.mark.parametrize("ambiguous", [False, True])
