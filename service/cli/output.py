@@ -37,6 +37,38 @@ class Terminated(SystemExit):
     """SIGTERM came; the code is the process's."""
 
 
+class Rows:
+    """Rows under one key of a command's JSON object, printed while they come, what else it says behind them. `fail`
+    completes it with an error, so that what was printed is not lost with what failed later."""
+
+    __slots__ = ("_before", "_begun", "_half", "_ended")
+
+    def __init__(self, key: str, fields: Mapping[str, object]) -> None:
+        self._before = f"{_text(fields)[:-1]}, {_text(key)}: ["
+        self._begun = self._half = self._ended = False
+
+    def write(self, row: Mapping[str, object]) -> None:
+        """Print a row: it has left this process when this returns."""
+        text = self._before + _text(row)
+        self._begun = self._half = True
+        click.echo(text, nl=False)
+        self._before, self._half = ", ", False
+
+    def end(self, fields: Mapping[str, object]) -> None:
+        """Print the rest of the object."""
+        self._ended = True
+        click.echo(f"{'' if self._begun else self._before}], {_text(fields)[1:]}")
+
+    def fail(self, error: BaseException) -> bool:
+        """Print the rest of the object: why there is no more. Return False where the error is to be printed as an
+        object of its own: nothing is printed yet, or half a row, whose line ends."""
+        if self._half:
+            click.echo()
+        elif self._begun and not self._ended:
+            self.end(failure_of(error))
+        return self._ended
+
+
 class Output:
     """Where a command's words go. `json_wanted` is the --json flag."""
 
@@ -82,17 +114,45 @@ class Output:
             task = shown.add_task(what, total=total)
             yield lambda count: shown.advance(task, count)
 
-    def result(self, fields: Mapping[str, object], text: str | None = None, error: str | None = None) -> None:
-        """Print the outcome: the JSON object, or `text`. Leaves the command with exit 1 if `fields["ok"]` is false; the
-        object then has an error: what `fields` has, or one with `error`, else `text`, for its message."""
+    @contextlib.contextmanager
+    def rows(self, key: str, **fields: object) -> Iterator[Rows]:
+        """Open the JSON object with these fields and a list of rows, for as long as the block lasts. `result` ends it;
+        what the block raises does so as well."""
+        found = Rows(key, fields)
+        try:
+            yield found
+        except BaseException as error:
+            if found.fail(leaf_of(error)):
+                # Not once more.
+                click.get_current_context().meta[JSON_WANTED] = False
+            raise
+
+    def result(
+        self,
+        fields: Mapping[str, object],
+        text: str | None = None,
+        error: str | None = None,
+        rows: Rows | None = None,
+    ) -> None:
+        """Print the outcome: the JSON object, or its end behind `rows`; else `text`. Leaves the command with exit 1 if
+        `fields["ok"]` is false; the object then has an error: what `fields` has, or one with `error`, else `text`, for
+        its message."""
         good = fields.get("ok", True)
         if self.json_wanted:
             added = {} if good else failure("failed", error or text or "not everything is well: see the other keys")
-            click.echo(json.dumps({**added, **fields}, default=plain))
+            said = {**added, **fields}
+            if rows is not None:
+                rows.end(said)
+            else:
+                click.echo(_text(said))
         elif text:
             click.echo(text)
         if not good:
             raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, default=plain)
 
 
 def plain(value: object) -> object:
@@ -174,18 +234,30 @@ class Verbs(click.Group):
             raise click.exceptions.Exit(report(found, bool(ctx.meta.get(JSON_WANTED)))) from None
 
 
-def report(error: BaseException, json_wanted: bool) -> int:
-    """Print the one line (and the JSON object); return the exit code."""
+def told(error: BaseException) -> tuple[str, str]:
+    """Return the code and the message of an error."""
     code = getattr(error, "code", None)
     if isinstance(code, str):
-        message = str(error)
-    elif isinstance(error, OSError):
-        code, message = "os", f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    elif type(error).__module__.startswith("logyard."):
-        code, message = "failed", str(error)
-    else:
-        code = "internal"
-        message = f"internal error: {type(error).__name__}: {error} (LOGYARD_DEBUG=1 shows where)"
+        return code, str(error)
+    if isinstance(error, OSError):
+        return "os", f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if type(error).__module__.startswith("logyard."):
+        return "failed", str(error)
+    return "internal", f"internal error: {type(error).__name__}: {error} (LOGYARD_DEBUG=1 shows where)"
+
+
+def failure_of(error: BaseException) -> dict[str, object]:
+    """Return what --json prints for whatever a command raised."""
+    if isinstance(error, click.ClickException):
+        return failure("bad_request", error.format_message())
+    if isinstance(error, click.Abort) or not isinstance(error, Exception):
+        return INTERRUPTED
+    return failure(*told(error))
+
+
+def report(error: BaseException, json_wanted: bool) -> int:
+    """Print the one line (and the JSON object); return the exit code."""
+    code, message = told(error)
     click.echo(f"error: {message}", err=True)
     if json_wanted:
         click.echo(json.dumps(failure(code, message)))

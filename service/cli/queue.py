@@ -179,7 +179,7 @@ def consume(
     output: Output,
 ) -> None:
     """Take messages, and acknowledge each when it is written: id, failed deliveries, metadata, body; for dead letters
-    also why.
+    also why. With --json the object of an error, or of an interruption, has those that were written before it.
 
     \b
     Examples:
@@ -190,43 +190,42 @@ def consume(
         raise click.UsageError("--follow --json never ends: give --count")
     if raw and output.json_wanted:
         raise click.UsageError("--raw does not go with --json")
-    shown: list[dict[str, object]] = []
     taken = 0
     # Exactly as many as are wanted, so that nobody else waits for what would only go back.
     exact = count is not None or requeue
     held = min(count or prefetch, 65_535) if exact else prefetch
-    with (
-        opened(servers) as yard,
-        yard.queue(name).consume(prefetch=held, dead=dead, lease=lease, auto=not exact) as messages,
-    ):
-        while count is None or taken < count:
-            message = messages.get(None if follow else wait)
-            if message is None:
-                break
-            taken += 1
-            if raw:
-                sys.stdout.buffer.write(message.body or b"")
-                sys.stdout.buffer.flush()
-            elif output.json_wanted:
-                shown.append(message_fields(message))
-            else:
-                click.echo(message_line(message))
-            if not requeue:
-                messages.ack(message)
-                if count is not None and taken % held == 0 and taken < count:
-                    messages.credit(min(held, count - taken))
-        acknowledged, not_held = settled(messages)
-    if not_held:
-        click.echo(
-            f"error: {not_held} of {acknowledged + not_held} messages were acknowledged too late, after their lease: "
-            "they come again; give a longer --lease",
-            err=True,
-        )
-    fields = {"ok": not not_held, "queue": name, "messages": shown, "acknowledged": acknowledged, "not_held": not_held}
-    if raw and not_held:
-        raise click.exceptions.Exit(EXIT_FAILED)
-    if not raw:
-        output.result(fields)
+    with output.rows("messages", queue=name) as shown:
+        with (
+            opened(servers) as yard,
+            yard.queue(name).consume(prefetch=held, dead=dead, lease=lease, auto=not exact) as messages,
+        ):
+            while count is None or taken < count:
+                message = messages.get(None if follow else wait)
+                if message is None:
+                    break
+                taken += 1
+                if raw:
+                    sys.stdout.buffer.write(message.body or b"")
+                    sys.stdout.buffer.flush()
+                elif output.json_wanted:
+                    shown.write(message_fields(message))
+                else:
+                    click.echo(message_line(message))
+                if not requeue:
+                    messages.ack(message)
+                    if count is not None and taken % held == 0 and taken < count:
+                        messages.credit(min(held, count - taken))
+            acknowledged, not_held = settled(messages)
+        if not_held:
+            click.echo(
+                f"error: {not_held} of {acknowledged + not_held} messages were acknowledged too late, after their "
+                "lease: they come again; give a longer --lease",
+                err=True,
+            )
+        if raw and not_held:
+            raise click.exceptions.Exit(EXIT_FAILED)
+        if not raw:
+            output.result({"ok": not not_held, "acknowledged": acknowledged, "not_held": not_held}, rows=shown)
 
 
 def settled(messages: Consumer) -> tuple[int, int]:

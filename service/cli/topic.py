@@ -310,7 +310,7 @@ def consume(
     output: Output,
 ) -> None:
     """Read a topic as a member of a consumer group: partition, offset, key, metadata, record. What was written is
-    committed, once a second and at the end, also by Ctrl-C; with --json, which writes at the end, only then.
+    committed, once a second and at the end, also by Ctrl-C; with --json at the end alone.
 
     \b
     Examples:
@@ -319,39 +319,39 @@ def consume(
     """
     if follow and output.json_wanted and count is None:
         raise click.UsageError("--follow --json never ends: give --count")
-    shown: list[dict[str, object]] = []
     taken = 0
     lost: set[int] = set()
     written: Consumed | None = None
-    # Records that are kept until the end would be lost with what fails before it.
+    # Who reads an object that names an error may make nothing of its records: they come again.
     commit_every = None if output.json_wanted else COMMIT_S
-    with (
-        opened(servers) as yard,
-        yard.consume(
-            name, group=group, start=start, member=member, ttl=ttl, zone=zone, commit_every=commit_every
-        ) as records,
-    ):
-        try:
-            while count is None or taken < count:
-                record = next(records, None) if follow else records.get(wait)
-                if record is None:
-                    if records.trouble is not None:
-                        raise records.trouble.again()
-                    break
-                taken += 1
-                if output.json_wanted:
-                    shown.append(record_fields(record))
-                else:
-                    click.echo(record_line(record))
-                    written = record
-                if taken == count:
-                    lost |= set(records.commit(record).lost)
-            lost |= set(records.commit().lost)
-        except (KeyboardInterrupt, SystemExit):
-            if written is not None:
-                commit_interrupted(records, written)
-            raise
-    output.result({"ok": True, "topic": name, "group": group, "records": shown, "taken": taken, "lost": sorted(lost)})
+    with output.rows("records", topic=name, group=group) as shown:
+        with (
+            opened(servers) as yard,
+            yard.consume(
+                name, group=group, start=start, member=member, ttl=ttl, zone=zone, commit_every=commit_every
+            ) as records,
+        ):
+            try:
+                while count is None or taken < count:
+                    record = next(records, None) if follow else records.get(wait)
+                    if record is None:
+                        if records.trouble is not None:
+                            raise records.trouble.again()
+                        break
+                    taken += 1
+                    if output.json_wanted:
+                        shown.write(record_fields(record))
+                    else:
+                        click.echo(record_line(record))
+                        written = record
+                    if taken == count:
+                        lost |= set(records.commit(record).lost)
+                lost |= set(records.commit().lost)
+            except (KeyboardInterrupt, SystemExit):
+                if written is not None:
+                    commit_interrupted(records, written)
+                raise
+        output.result({"ok": True, "taken": taken, "lost": sorted(lost)}, rows=shown)
 
 
 def commit_interrupted(records: GroupConsumer, written: Consumed) -> None:

@@ -126,7 +126,9 @@ async def test_the_command_line_commits_nothing_that_it_did_not_write(
             with monkeypatch.context() as patched:
                 patched.setattr(GroupConsumer, "get", breaking)
                 failed = run("consume", "orders", "--group", "g", "--json")
-            assert failed.exit_code and "the connection is gone" in failed.output and "records" not in failed.stdout
+            found = json.loads(failed.stdout)
+            assert failed.exit_code and "the connection is gone" in failed.output and not found["ok"]
+            assert [one["payload"] for one in found["records"]] == ["0", "1", "2"], "it is written as it comes"
             told = json.loads(run("consume", "orders", "--group", "g", "--count", "4", "--json").stdout)
             assert [one["payload"] for one in told["records"]] == ["0", "1", "2", "3"]
             told = json.loads(run("consume", "orders", "--group", "g", "--wait", "0.1", "--json").stdout)

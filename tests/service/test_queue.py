@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -23,6 +24,7 @@ from logyard.machines import queue as machines
 from logyard.protocol import queue as queue_wire
 from logyard.protocol.errors import NotLeader, SessionExpired, Unknown
 from logyard.protocol.queue import NotHeld
+from logyard.service.cli.output import Terminated
 from logyard.service.cli.root import cli
 from logyard.service.door import pushes
 from logyard.service.door.pushes import Listener
@@ -563,6 +565,40 @@ async def test_the_command_line_says_how_many_were_acknowledged(tmp_path: Path) 
                 found = ask(servers, "consume", "q", code=1)
             assert not found["ok"] and (found["not_held"], len(found["messages"])) == (1, 1)
             assert ask(servers, "consume", "q", "--requeue")["acknowledged"] == 0
+
+    async with served(tmp_path) as (_, doors, _):
+        await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
+
+
+@pytest.mark.parametrize("how", ["interrupt", "terminate", "error"])
+async def test_the_command_line_writes_what_it_acknowledges_whatever_ends_it(tmp_path: Path, how: str) -> None:
+    """Messages were acknowledged while they came, and written at the end: an interruption lost all of them."""
+    raised = {"interrupt": KeyboardInterrupt(), "terminate": Terminated(143), "error": NotLeader.told("a test")}[how]
+    get, calls = queue_sync.Consumer.get, itertools.count(1)
+
+    def breaking(consumer: queue_sync.Consumer, wait: float | None) -> Message | None:
+        if next(calls) == 21:
+            # As acknowledgements leave when there is no further message.
+            consumer.flush()
+            raise raised
+        return get(consumer, wait)
+
+    def ask(servers: list[str], *words: str) -> dict[str, Any]:
+        done = CliRunner().invoke(cli, ["queue", "consume", "q", *words, "--servers", servers[0], "--json"])
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert bool(done.exit_code) is not found["ok"], done.output
+        return found
+
+    def blocking(servers: list[str]) -> None:
+        with connect_sync(servers) as yard:
+            yard.queue("q").publish_many([(b"", b"%d" % number) for number in range(30)])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(queue_sync.Consumer, "get", breaking)
+                cut = ask(servers, "--count", "30")
+            assert cut["error"]["code"] == ("not_leader" if how == "error" else "interrupted")
+            left = ask(servers, "--wait", "0.2")
+            seen = [int(one["body"]) for found in (cut, left) for one in found["messages"]]
+            assert sorted(seen) == list(range(30)) and len(cut["messages"]) == 20
 
     async with served(tmp_path) as (_, doors, _):
         await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
