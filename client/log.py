@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from logyard.protocol.compression import Encoding, parse, ranges_of
 from logyard.protocol.errors import BadRequest, LogyardError, OutOfRange, error_of
-from logyard.protocol.frame import Buffer, Epoch
+from logyard.protocol.frame import NO_OFFSET, NOT_KNOWN, Buffer, Epoch
 from logyard.protocol.records import BlockError, Page
 from logyard.protocol.wire import LOW_PRIORITY, PLACE, REPLY, REPLY_APPEND, REPLY_CONSENSUS, REPLY_MODE, REPLY_NONE
 
@@ -28,8 +28,8 @@ BODY_BYTES = 8 << 20
 """A body is read in ranges of at most this many bytes."""
 LATEST = -1
 """As an offset: behind the last record."""
-NO_OFFSET = (1 << 64) - 1
-"""As a reply's first offset: a producer's records that are in the log since long ago."""
+FORGOTTEN = "sequence_forgotten"
+"""The code of the error when a log does not know whether it has a producer's sequence."""
 CONSISTENCY = ("local", "leader", "linearizable", "bounded")
 
 
@@ -68,7 +68,14 @@ def appended(name: str, flags: int, reply: Buffer, whose: str = "an append log's
         return Appended(-1, 0, PLACE.unpack(reply))
     if len(reply) != REPLY.size:
         raise LogyardError(f"{name}: the machine's answer is not {whose}")
-    return Appended(*REPLY.unpack(reply))
+    found = Appended(*REPLY.unpack(reply))
+    if found.first == NO_OFFSET and found.given == NOT_KNOWN:
+        raise LogyardError(
+            f"{name}: it is not known whether these records are in the log: their producer has written so many later "
+            "sequences since, that this one is not remembered",
+            code=FORGOTTEN,
+        )
+    return found
 
 
 def flags_of(reply: str, priority: str, exactly_once: bool = True, reply_from: int | None = None) -> int:

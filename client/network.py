@@ -24,7 +24,7 @@ from .fork import HERE, elsewhere
 from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
-from .runtime import Nursery, Runtime, running
+from .runtime import Event, Nursery, Runtime, running
 from .session import Pushed, Retry, Routes, backoff, not_found, outcome, unreachable
 from .session_keeper import SessionKeeper
 
@@ -225,6 +225,15 @@ class Network(AdminVerbs):
     async def pause(self, seconds: float) -> None:
         """Wait."""
         await self.runtime.sleep(seconds)
+
+    def event(self) -> Event:
+        """Make what a task can wait for."""
+        return self.runtime.event()
+
+    async def wait_for(self, event: Event, seconds: float) -> None:
+        """Wait until it is set, so long at most."""
+        with self.runtime.scope(self.runtime.now() + seconds):
+            await event.wait()
 
     async def to_its_end(self, task: Callable[[], Awaitable[None]], seconds: float) -> None:
         """Do something although the caller is cancelled, for so long."""

@@ -166,6 +166,14 @@ class Yard(AdminVerbs, TopicVerbs):
         """Wait."""
         threading.Event().wait(seconds)
 
+    def event(self) -> threading.Event:
+        """Make what a thread can wait for."""
+        return threading.Event()
+
+    def wait_for(self, event: threading.Event, seconds: float) -> None:
+        """Wait until it is set, so long at most."""
+        event.wait(seconds)
+
     def to_its_end(self, task: Callable[[], Any], seconds: float) -> None:
         """Do something, which takes no longer by itself; a thread is not cancelled."""
         task()

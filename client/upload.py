@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 
-from logyard.protocol import wire
 from logyard.protocol.compression import SMALLEST, envelope, index_of, shrink
 from logyard.protocol.errors import BadRequest, LogyardError, UnknownGroup
 from logyard.protocol.frame import (
@@ -32,7 +31,7 @@ from logyard.protocol.frame import (
 )
 
 from .admin import Call
-from .log import close_call, open_call
+from .log import appended, close_call, open_call
 
 WHOLE_BYTES = 1 << 20
 """A payload up to this size travels whole, with its record."""
@@ -186,11 +185,8 @@ class Upload:
         return encode_parts(table, [head], small, large, region, flags=flags, session=session, sequence=sequence)
 
     def offset_of(self, reply: Buffer) -> int:
-        """Return the record's offset, from the answer to `bind`."""
-        if len(reply) != wire.REPLY.size:
-            raise LogyardError(f"{self.name}: the machine's answer is not an append log's")
-        found: int = wire.REPLY.unpack(reply)[0]
-        return found
+        """Return the record's offset, from the answer to `bind`. Raises a `LogyardError`."""
+        return appended(self.name, 0, reply).first
 
 
 def may_be_open(refusal: LogyardError) -> bool:

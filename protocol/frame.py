@@ -67,6 +67,10 @@ APPEND_AT = struct.Struct("<BQ")
 APPEND_AT_CODE = 3
 PRODUCE = struct.Struct("<BQQ")
 PRODUCE_CODE = 5
+NO_OFFSET = (1 << 64) - 1
+"""As the first offset of an append's reply: a producer's records, it is not known where."""
+NOT_KNOWN = (1 << 32) - 1
+"""As the number of records beside `NO_OFFSET`: nor is it known whether they are in the log. Otherwise they are."""
 EPOCH_APPEND = struct.Struct("<BQQQIQ16s")
 """EPOCH_APPEND_CODE, an `Epoch`, lane, the frame's number in it from 1 on, a hash of what it brings."""
 EPOCH_APPEND_CODE = 8

@@ -176,6 +176,15 @@ class EmbeddedSystem(AdminVerbs, TopicVerbs):
         """Wait."""
         await trio.sleep(seconds)
 
+    def event(self) -> trio.Event:
+        """Make what a task can wait for."""
+        return trio.Event()
+
+    async def wait_for(self, event: trio.Event, seconds: float) -> None:
+        """Wait until it is set, so long at most."""
+        with self.runtime.scope(self.runtime.now() + seconds):
+            await event.wait()
+
     async def to_its_end(self, task: Callable[[], Awaitable[None]], seconds: float) -> None:
         """Do something although the caller is cancelled, for so long."""
         with self.runtime.scope(self.runtime.now() + seconds, shield=True):

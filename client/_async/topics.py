@@ -50,11 +50,12 @@ from logyard.protocol.topics import (
     Topic as Row,
 )
 
-from ..log import delete_partition_call, partition_call
-from ..numbering import NUMBER_MAX, producer_number, slot_of
+from ..log import FORGOTTEN, delete_partition_call, partition_call
+from ..numbering import Numbering, Turn, producer_number, slot_of
 from .caller import Caller
 from .log import LogVerbs
 from .machine import MachineVerbs
+from .producer import wait_for_turn
 
 COPIES = 3
 """Members of the groups that a yard makes for topics and consumer groups themselves."""
@@ -96,9 +97,6 @@ class TopicsYard(Caller, Protocol):
 
     async def delete(self, name: str, force_on: int | None = None) -> None:
         """Delete a group."""
-
-    async def pause(self, seconds: float) -> None:
-        """Wait."""
 
 
 class Sent(NamedTuple):
@@ -230,8 +228,8 @@ class Topic:
 
     async def producer(self, name: int | str) -> TopicProducer:
         """Return an idempotent producer of this topic, by its number or a name: what it sends again under the same
-        sequence, also as another process, is in the topic once, in whichever partition its key lies by then. At most
-        64 of its records may be under way at once. Its `last` is the highest sequence that it has written."""
+        sequence, also as another process, is in the topic once, in whichever partition its key lies by then. Its `last`
+        is the highest sequence that it has written."""
         number, last = producer_number(name), 0
         for one in (await self.describe()).live:
             asked = msgpack.packb(["producer", number])
@@ -240,23 +238,30 @@ class Topic:
         return TopicProducer(self, number, last)
 
     async def produce(
-        self, producer: int, sequence: int, key: Buffer | None, metadata: Buffer, payload: Buffer | None
+        self,
+        producer: int,
+        turn: Turn,
+        key: Buffer | None,
+        metadata: Buffer,
+        payload: Buffer | None,
+        deadline: float,
     ) -> Sent:
         """Append a producer's record; the offset is -1 where it was written before, it is not known where."""
         if key is None:
             raise BadRequest("a record of a producer needs a key: it is looked for in the partition of that")
         head, slot = enveloped(key, metadata), slot_of(key)
-        deadline = self.yard.clock() + self.yard.timeout
         while True:
             routing = self._routing or await self._route()
             number = self._partition(routing, slot)
-            command = keyed_produce_command(routing.topic, routing.epoch, producer, sequence)
+            command = keyed_produce_command(routing.topic, routing.epoch, producer, turn.sequence)
             log = self.yard.log(partition_log(self.name, number))
             try:
                 left = max(0.001, deadline - self.yard.clock())
                 offsets = await log.append_many([(head, payload)], timeout=left, command=command)
                 return Sent(number, offsets[0] if offsets else -1)
             except LogyardError as error:
+                if error.code == FORGOTTEN and turn.trusted:
+                    return Sent(number, -1)
                 await self._reroute(error, number, routing, deadline)
 
     def _partition(self, routing: Routing, slot: int | None) -> int:
@@ -624,26 +629,34 @@ class Topic:
         return [(one.number, int((await self.yard.locate(one.log))["uid"])) for one in there]
 
 
-class TopicProducer:
+class TopicProducer(Numbering):
     """An idempotent producer, made by `Topic.producer`."""
 
-    __slots__ = ("number", "last", "_topic")
+    __slots__ = ("_topic",)
 
     def __init__(self, topic: Topic, number: int, last: int) -> None:
-        self.number = number
-        self.last = last
+        super().__init__(number, last)
         self._topic = topic
 
     async def send(
         self, key: Buffer, metadata: Buffer = b"", payload: Buffer | None = None, *, sequence: int | None = None
     ) -> Sent:
         """Append one record unless this producer wrote that sequence (default: the next one) before; return where it
-        lies. The offset is -1 for one that was written, it is not known where."""
-        chosen = self.last + 1 if sequence is None else sequence
-        if not 0 < chosen <= NUMBER_MAX:
-            raise BadRequest("a sequence is a number from 1 up")
-        self.last = max(self.last, chosen)
-        return await self._topic.produce(self.number, chosen, key, metadata, payload)
+        lies. The offset is -1 for one that was written, it is not known where.
+
+        A sequence waits while one that comes 64 before it is not written. Raises a `LogyardError` of code
+        `sequence_forgotten` as `Producer.append_many` does.
+        """
+        yard, turn = self._topic.yard, self.begin(sequence)
+        try:
+            deadline = yard.clock() + yard.timeout
+            await wait_for_turn(yard, self, turn, deadline)
+            found = await self._topic.produce(self.number, turn, key, metadata, payload, deadline)
+        except BaseException as error:
+            self.end(turn, yard.clock(), error)
+            raise
+        self.end(turn, yard.clock())
+        return found
 
 
 def _named(row: Row, partitions: Sequence[Partition]) -> dict[str, Any]:

@@ -22,6 +22,15 @@ class Caller(Protocol):
     def clock(self) -> float:
         """Return the time, in seconds."""
 
+    def pause(self, seconds: float) -> None:
+        """Wait."""
+
+    def event(self) -> Any:
+        """Make what a caller can wait for: see `wait_for`."""
+
+    def wait_for(self, event: Any, seconds: float) -> None:
+        """Wait until an event is set, so long at most."""
+
     def compresses(self, name: str) -> bool | None:
         """Return what a log's option says about compression; None until the log was found."""
 

@@ -6,14 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from logyard.protocol.errors import BadRequest
-from logyard.protocol.frame import Buffer, Epoch, epoch_append_command
+from logyard.protocol.errors import BadRequest, Busy, LogyardError
+from logyard.protocol.frame import Buffer, Epoch, epoch_append_command, produce_command
 
-from ..numbering import LANE_MAX, NUMBER_MAX, Numbering, content_hash
+from ..log import FORGOTTEN
+from ..numbering import LANE_MAX, NUMBER_MAX, WINDOW, Numbering, Turn, content_hash
+from .caller import Caller
+
+LOOK_S = 1.0
+"""Who waits for its turn looks again after so long: see `Numbering.must_wait`."""
 
 
 class Appends(Protocol):
     """A log that takes a producer's appends."""
+
+    yard: Caller
 
     def append_many(
         self,
@@ -23,6 +30,25 @@ class Appends(Protocol):
         command: bytes = b"",
     ) -> range:
         """Append records with that command."""
+
+
+def wait_for_turn(yard: Caller, numbers: Numbering, turn: Turn, deadline: float) -> bool:
+    """Wait until a sequence may be sent; return whether it had to. Raises `Busy`."""
+    waited = False
+    if turn.named:
+        # Tasks that begin together do not begin in the order of their sequences.
+        yard.pause(0)
+    while (event := numbers.must_wait(turn, yard.clock(), yard.event)) is not None:
+        left = deadline - yard.clock()
+        if left <= 0:
+            raise Busy.told(
+                f"sequence {turn.sequence} was not sent: one that comes {WINDOW} or more before it is not written yet, "
+                "or one that an earlier run of its producer wrote is sent again",
+                {"cause": "producer window", "retry_after": LOOK_S},
+            )
+        waited = True
+        yard.wait_for(event, min(left, LOOK_S))
+    return waited
 
 
 class Producer(Numbering):
@@ -45,9 +71,30 @@ class Producer(Numbering):
         sequence: int | None = None,
         timeout: float | None = None,
     ) -> range:
-        """Append records together, unless this producer wrote that sequence before; return their offsets, either way.
-        Empty when they are in the log since so long ago that it does not know where."""
-        return self._log.append_many(records, timeout=timeout, command=self.command(sequence))
+        """Append records together, unless this producer wrote that sequence (default: the next one) before; return
+        their offsets, either way. Empty when they are in the log since so long ago that it does not know where.
+
+        A sequence waits while one that comes 64 before it is not written. Raises a `LogyardError` of code
+        `sequence_forgotten` when it comes behind 64 later ones all the same, as one that failed and was sent again too
+        late: whether the records are in the log is not known then.
+        """
+        yard, turn = self._log.yard, self.begin(sequence)
+        try:
+            deadline = yard.clock() + (yard.timeout if timeout is None else timeout)
+            if wait_for_turn(yard, self, turn, deadline):
+                timeout = max(0.001, deadline - yard.clock())
+            command = produce_command(self.number, turn.sequence)
+            try:
+                found = self._log.append_many(records, timeout=timeout, command=command)
+            except LogyardError as error:
+                if error.code != FORGOTTEN or not turn.trusted:
+                    raise
+                found = range(0)
+        except BaseException as error:
+            self.end(turn, yard.clock(), error)
+            raise
+        self.end(turn, yard.clock())
+        return found
 
 
 class EpochWriter:

@@ -40,8 +40,6 @@ TRUNCATE_REPLY = struct.Struct("<Q")
 """The log's start afterwards."""
 RETAIN_COMMAND = struct.Struct("<BQQQ")
 """RETAIN, milliseconds, bytes, records; 0 is no limit. Its reply is a `TRUNCATE_REPLY`."""
-NO_OFFSET = (1 << 64) - 1
-"""As the first offset of an append's reply: these records are in the log since long ago, it is not known where."""
 
 
 def expected_offset(command: bytes) -> int | None:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from logyard.engine.machine import Reject
-from logyard.protocol.frame import Epoch
+from logyard.protocol.frame import NO_OFFSET, Epoch
 
-from .command import APPEND_REPLY, NO_OFFSET
+from .command import APPEND_REPLY
 
 PRODUCERS_MAX = 1024
 """Of one log."""

@@ -2,8 +2,8 @@
 
 A session's window protects a command while its client lives; a producer's number and its sequences outlive the client,
 so a program that starts anew and sends its last records again appends nothing twice. Invariant: a sequence of a known
-producer is appended at most once. Sequences rise, with gaps or without; those that are under way together (`WINDOW`)
-may come in any order. Part of `machines.log` from version 2 on.
+producer is appended at most once. Sequences rise, with gaps or without; those under way, which are no more than a
+`WINDOW` from the lowest to the highest, may come in any order. Part of `machines.log` from version 2 on.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from logyard.engine.machine import Reject
+from logyard.protocol.frame import NO_OFFSET, NOT_KNOWN
 
-from .command import APPEND_REPLY, NO_OFFSET
+from .command import APPEND_REPLY
 
 WINDOW = 64
-"""Appends of a producer that are remembered one by one: as many as a client has under way. Older ones count as
-written."""
+"""Appends of a producer that are remembered one by one. Of what comes below them a log does not know whether it was
+written, and says so; clients keep what is under way within a window (`client.numbering`), so that it was."""
 PRODUCERS_MAX = 1024
 """Of one log: a snapshot's share of each is about 1 KiB."""
 IDLE_MS = 7 * 24 * 3_600_000
@@ -62,7 +63,7 @@ class Producers:
             return APPEND_REPLY.pack(*written[at][1:])
         if at == 0 and len(written) >= WINDOW:
             producer.stamp = now
-            return APPEND_REPLY.pack(NO_OFFSET, 0)
+            return APPEND_REPLY.pack(NO_OFFSET, NOT_KNOWN)
         return None
 
     def keep(self, number: int, sequence: int, first: int, records: int, now: int) -> None:

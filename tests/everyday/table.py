@@ -286,14 +286,17 @@ INTERNAL: Mapping[str, frozenset[str]] = {
             "background",
             "first_of",
             "pause",
+            "event",
+            "wait_for",
             "to_its_end",
         )
     ),
     "KV": frozenset(("ask", "fail", "run")),
     "Consumer": frozenset(("command", "listen", "messages", "sent", "settling", "told", "send", "start")),
-    "Producer": frozenset(("command",)),
+    "Producer": frozenset(("begin", "must_wait", "end")),
     "Session": frozenset(("listen",)),
     "Topic": frozenset(("produce",)),
+    "TopicProducer": frozenset(("begin", "must_wait", "end")),
     "Watch": frozenset(("counts", "fail", "put", "reached", "take")),
 }
 """Methods without an underscore that only other parts of the client call."""

@@ -11,9 +11,9 @@ import pytest
 from logyard.engine.machine import Context, Effect, Frame, PayloadRef, Position, Reject, Release
 from logyard.machines.log import AppendLog
 from logyard.machines.log import fenced as table
-from logyard.machines.log.command import APPEND, APPEND_REPLY, NO_OFFSET, TRUNCATE_REPLY
+from logyard.machines.log.command import APPEND, APPEND_REPLY, TRUNCATE_REPLY
 from logyard.machines.log.fenced import HASHES_MAX, IDLE_MS, LANES_MAX, PRODUCERS_MAX
-from logyard.protocol.frame import UNIFORM, Epoch, epoch_append_command, epoch_done_command, produce_command
+from logyard.protocol.frame import NO_OFFSET, UNIFORM, Epoch, epoch_append_command, epoch_done_command, produce_command
 
 BORN = 1_700_000_000_000
 

@@ -9,9 +9,9 @@ import pytest
 
 from logyard.engine.machine import Context, Frame, Reject
 from logyard.machines.log import AppendLog
-from logyard.machines.log.command import APPEND, APPEND_REPLY, NO_OFFSET, truncate_command
+from logyard.machines.log.command import APPEND, APPEND_REPLY, truncate_command
 from logyard.payloads.reference import Position
-from logyard.protocol.frame import UNIFORM, Epoch, epoch_append_command, produce_command
+from logyard.protocol.frame import NO_OFFSET, UNIFORM, Epoch, epoch_append_command, produce_command
 from logyard.protocol.topics import (
     FENCED,
     adopt_command,

@@ -10,10 +10,10 @@ import pytest
 from logyard.engine.machine import Context, Frame, PayloadRef, Position, Reject, Release
 from logyard.machines.log import AppendLog
 from logyard.machines.log import producers as table
-from logyard.machines.log.command import APPEND, APPEND_REPLY, NO_OFFSET
+from logyard.machines.log.command import APPEND, APPEND_REPLY
 from logyard.machines.log.producers import IDLE_MS, WINDOW
 from logyard.machines.log.slices import Slice, slices
-from logyard.protocol.frame import UNIFORM, produce_command
+from logyard.protocol.frame import NO_OFFSET, NOT_KNOWN, UNIFORM, produce_command
 
 
 class Run:
@@ -106,13 +106,15 @@ def test_sequences_under_way_together_may_come_in_any_order() -> None:
     assert run.log.end == len(order)
 
 
-def test_what_left_the_window_counts_as_written() -> None:
+def test_of_what_left_the_window_it_is_not_known_whether_it_was_written() -> None:
+    """It was said to be: a record that came late was acknowledged, and lost."""
     run = Run()
     for sequence in range(10, 10 * (WINDOW + 5), 10):
         run.produce(7, sequence)
     end = run.log.end
-    assert run.produce(7, 10) == APPEND_REPLY.pack(NO_OFFSET, 0) and run.log.end == end
-    assert run.effects == [Release(Position(run.index, 0), Position(run.index + 1, 0))]
+    for sequence in (10, 15):
+        assert run.produce(7, sequence) == APPEND_REPLY.pack(NO_OFFSET, NOT_KNOWN) and run.log.end == end
+        assert run.effects == [Release(Position(run.index, 0), Position(run.index + 1, 0))]
     assert run.produce(7, 10 * (WINDOW + 4)) == APPEND_REPLY.pack(end - 1, 1)
     assert msgpack.unpackb(run.log.query(msgpack.packb(["producer", 7]))) == 10 * (WINDOW + 4)
     assert msgpack.unpackb(run.log.query(msgpack.packb(["producer", 8]))) == 0

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from logyard.client._async.admin import AdminVerbs
 from logyard.client._async.topics import Sent, Topic
 from logyard.client.admin import Call, T
-from logyard.client.log import Bounds, latest_call, poll_call, query_call, retain_call
-from logyard.machines.log.command import APPEND_REPLY
+from logyard.client.log import Bounds, appended, latest_call, offsets_of, poll_call, query_call, retain_call
 from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.frame import Buffer, encode_frame
@@ -100,6 +99,16 @@ class Client:
         loop.at(loop.now + PATIENCE_S, None, self._go, step, None, Unknown(f"node {wanted.node} does not answer"))
 
 
+class Flag:
+    """What clients wait for."""
+
+    is_set = False
+
+    def set(self) -> None:
+        """Let who waits go on."""
+        self.is_set = True
+
+
 class SimLog:
     """A log, as topics use it."""
 
@@ -109,11 +118,12 @@ class SimLog:
 
     async def append_many(
         self, records: Sequence[tuple[bytes, Buffer | None]], *, command: bytes, **more: Any
-    ) -> list[int]:
+    ) -> range:
         """Append one record that its producer may send again."""
         frame = encode_frame(records, command=command)
         reply = await self.yard.ask(self.name, lambda node: node.commit(node.system.member(self.name), frame))
-        return [int(APPEND_REPLY.unpack(reply)[0])]
+        found = appended(self.name, 0, reply)
+        return offsets_of(found.first, found.given)
 
     async def latest(self) -> Bounds:
         """Return its bounds."""
@@ -169,6 +179,16 @@ class SimYard(AdminVerbs):
     async def pause(self, seconds: float) -> None:
         """Wait."""
         await Step(seconds=seconds)
+
+    def event(self) -> Flag:
+        """Make what a client can wait for."""
+        return Flag()
+
+    async def wait_for(self, event: Flag, seconds: float) -> None:
+        """Wait until it is set, so long at most."""
+        until = self.clock() + seconds
+        while not event.is_set and self.clock() < until:
+            await self.pause(PAUSE_S)
 
     async def run(self, call: Call[T], timeout: float | None = None) -> T:
         """Ask until it is answered."""
