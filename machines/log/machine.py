@@ -3,8 +3,8 @@
 State is `start`, `end` and sparse anchors (offset, index): one at least every 1,024 entries or 256 KiB, so it stays
 small for any log; and the few frames that a session's guard kept from it. From version 2 on also what is kept and for
 how long (`retention`), and producers (`producers`); from version 3 on fenced producers (`fenced`); from version 4 on it
-may be a topic's partition (`partition`), from version 5 on one that ends. A log is brought to a version when somebody
-asks for what it has.
+may be a topic's partition (`partition`), from version 5 on one that ends, in version 6 with bounds on what it inherits.
+A log is brought to a version when somebody asks for what it has.
 A record's head and body are payload: apply sees only how many records a frame carries. A lookup starts at an anchor and
 counts the records of append frames from there (`AppendLog.locate`). Applied by `engine.replica.applier`.
 """
@@ -74,7 +74,7 @@ class AppendLog:
         "long", "placed", "keys", "stage", "retention", "producers", "fenced", "partition", "guarded", "_ahead",
         "_behind",
     )  # fmt: skip
-    version = 5
+    version = 6
     upgrade_on_demand = True
     wall_time = True
     """Its times are ages of records: nothing is granted for a length of time."""
@@ -114,7 +114,8 @@ class AppendLog:
 
     def upgrade(self, from_version: int, to_version: int) -> None:
         """Bring the state to a version. 2: limits on what is kept (none yet), and producers; 3: fenced producers;
-        4: it may be a topic's partition (it is none yet); 5: one that may end, or get slots of those that do."""
+        4: it may be a topic's partition (it is none yet); 5: one that may end, or get slots of those that do; 6: with a
+        window of what producers wrote, wherever that was."""
         if from_version < 2:
             self.retention, self.producers = Retention(len(self.anchors)), Producers()
         if from_version < 3 <= to_version:
@@ -123,6 +124,8 @@ class AppendLog:
             self.partition = PartitionFence()
         if to_version > 4 and self.partition is not None:
             self.partition.know_ends()
+        if to_version > 5 and self.partition is not None and self.producers is not None:
+            self.partition.know_bounds(self.producers)
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
         """Apply one entry: every frame gets a reply; a truncation releases what lies before it."""

@@ -6,7 +6,9 @@ when all logs that its slots came from are fenced and it knows what their produc
 their order, in the old log before its fence and in the new one after. Part of `machines.log` from version 4 on.
 
 From version 5 on a log takes records of its own epoch only, so that one that gets slots of partitions which end takes
-none of theirs before its fence; one that the layout does not name has ended, and takes nothing at all.
+none of theirs before its fence; one that the layout does not name has ended, and takes nothing at all. From version 6
+on it keeps one window of what a producer wrote to all logs that its slots came from: with one below another, what the
+higher one had forgotten was new to it.
 """
 
 from __future__ import annotations
@@ -43,9 +45,10 @@ SIZES = {INHERIT_CODE: INHERIT.size, ADOPT_CODE: ADOPT.size}
 
 class PartitionFence:
     """`topic` 0: this log is no partition (yet). `offset`: where it was fenced last; `layout`: as it was packed;
-    `joined`: the epoch since which it has slots that it had not before, None below version 5; `ended`: it has none."""
+    `joined`: the epoch since which it has slots that it had not before, None below version 5; `ended`: it has none;
+    `bounded`: in version 6."""
 
-    __slots__ = ("topic", "number", "epoch", "layout", "offset", "joined", "ended")
+    __slots__ = ("topic", "number", "epoch", "layout", "offset", "joined", "ended", "bounded")
 
     def __init__(self) -> None:
         self.topic = 0
@@ -55,10 +58,16 @@ class PartitionFence:
         self.offset = 0
         self.joined: int | None = None
         self.ended = False
+        self.bounded = False
 
     def know_ends(self) -> None:
         """Go on as in version 5."""
         self.joined = self.joined or 0
+
+    def know_bounds(self, producers: Producers) -> None:
+        """Go on as in version 6."""
+        self.bounded = True
+        producers.shrink()
 
     def refusal(self, topic: int, epoch: int) -> Reject | None:
         """Return why a record of that topic that was routed by that epoch is not appended."""
@@ -143,6 +152,8 @@ class PartitionFence:
         if rows is None:
             return Reject("bad_request", "producers are a list of (number, stamp, written)")
         producers.inherit(rows)
+        if self.bounded:
+            producers.shrink()
         return FENCED.pack(0)
 
     def _inherit(self, topic: int, packed: bytes, producers: Producers) -> bytes | Reject:
@@ -155,6 +166,8 @@ class PartitionFence:
         if rows is None:
             return Reject("bad_request", "producers are a list of (number, stamp, written)")
         producers.inherit(rows)
+        if self.bounded:
+            producers.shrink()
         return FENCED.pack(0)
 
     def told(self) -> list[Any] | None:
@@ -164,6 +177,8 @@ class PartitionFence:
     def pack(self) -> list[Any]:
         """Return it for a snapshot."""
         more = [] if self.joined is None else [self.joined, self.ended]
+        if self.bounded:
+            more.append(True)
         return [self.topic, self.number, self.epoch, self.layout, self.offset, *more]
 
     @classmethod
@@ -172,7 +187,8 @@ class PartitionFence:
         found = cls()
         found.topic, found.number, found.epoch, found.layout, found.offset, *more = packed
         if more:
-            found.joined, found.ended = more
+            found.joined, found.ended, *more = more
+        found.bounded = bool(more)
         return found
 
 

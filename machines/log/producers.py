@@ -76,8 +76,8 @@ class Producers:
         del producer.written[:-WINDOW]
 
     def inherit(self, packed: Sequence[Any]) -> None:
-        """Take what producers wrote to another log as written to this one: a window grows to hold both, and shrinks
-        again with the next append."""
+        """Take what producers wrote to another log as written to this one: a window grows to hold both, until it
+        shrinks, with the next append at the latest."""
         for number, stamp, written in packed:
             producer = self.by_number.setdefault(number, Producer(stamp))
             producer.stamp = max(producer.stamp, stamp)
@@ -85,6 +85,11 @@ class Producers:
             # They lie elsewhere: no offset of this log can be told for them.
             producer.written += [(sequence, NO_OFFSET, 0) for sequence, _, _ in written if sequence not in had]
             producer.written.sort()
+
+    def shrink(self) -> None:
+        """Keep a window of each producer."""
+        for producer in self.by_number.values():
+            del producer.written[:-WINDOW]
 
     def last(self, number: int) -> int:
         """Return a producer's highest sequence; 0 for one that is not known."""

@@ -16,7 +16,7 @@ from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader
 from logyard.engine.types import Buffer
 from logyard.machines.log.command import TRUNCATE_REPLY, retain_command, truncate_command
-from logyard.protocol.errors import BadRequest, LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError, Refused
 from logyard.protocol.frame import Epoch, epoch_done_command
 from logyard.protocol.topics import PARTITION_CODES
 
@@ -29,6 +29,8 @@ EPOCHS_VERSION = 3
 """The first one that knows fenced producers."""
 PARTITIONS_VERSION = 5
 """The first one that may be a topic's partition as today's clients know it."""
+BOUNDED_VERSION = 6
+"""The first one whose partitions keep a window of what producers wrote wherever slots were before."""
 
 
 class Limits(NamedTuple):
@@ -169,5 +171,8 @@ class LogVerbs:
         member = self._find(name)
         check_leader(member)
         append_log(member)
-        await self._leader.require(member, PARTITIONS_VERSION)
+        try:
+            await self._leader.require(member, BOUNDED_VERSION)
+        except Refused:
+            await self._leader.require(member, PARTITIONS_VERSION)
         return bytes(await self._leader.commit(member, command))

@@ -14,7 +14,7 @@ import trio
 
 from logyard.client._async.topics import Sent
 from logyard.client.aio import connect
-from logyard.client.numbering import WINDOW, _comes_again
+from logyard.client.numbering import WINDOW, _comes_again, slot_of
 from logyard.client.sync import connect_sync
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.topics import PARTITION_OPENING, partition_log
@@ -164,6 +164,29 @@ async def test_threads_share_a_producer(tmp_path: Path) -> None:
         assert sorted(head for head, _ in records) == sorted(
             b"%d %d" % (lane, number) for lane in range(72) for number in range(6)
         )
+
+
+@pytest.mark.parametrize(("before", "after", "low", "high"), [(2, 3, 0, 1), (3, 2, 0, 2)], ids=["added", "taken away"])
+async def test_a_replay_after_partitions_changed_doubles_nothing(
+    yard: EmbeddedSystem, before: int, after: int, low: int, high: int
+) -> None:
+    """First many records for one partition, then many for another: slots of both lie in one log afterwards."""
+    topic = yard.topic("orders")
+    await topic.create(before)
+    slots = (await topic._route()).slots
+    keys = {number: list[bytes]() for number in range(before)}
+    for number in range(2000):
+        keys[slots[slot_of(b"%d" % number)]].append(b"%d" % number)
+    records = list(enumerate(keys[low][:100] + keys[high][:100], 1))
+    producer = await topic.producer("p")
+    for sequence, key in records:
+        await producer.send(key, b"", b"%d" % sequence, sequence=sequence)
+    row = await topic.alter(after)
+    producer = await yard.topic("orders").producer("p")
+    for sequence, key in records:
+        await producer.send(key, b"", b"%d" % sequence, sequence=sequence)
+    found = [number for one in row.readable for number in await numbers_of(yard, one.log)]
+    assert sorted(found) == [sequence for sequence, _ in records]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from logyard.engine.machine import Context, Frame, Reject
 from logyard.machines.log import AppendLog
 from logyard.machines.log.command import APPEND, APPEND_REPLY, truncate_command
 from logyard.payloads.reference import Position
-from logyard.protocol.frame import NO_OFFSET, UNIFORM, Epoch, epoch_append_command, produce_command
+from logyard.protocol.frame import NO_OFFSET, NOT_KNOWN, UNIFORM, Epoch, epoch_append_command, produce_command
 from logyard.protocol.topics import (
     FENCED,
     adopt_command,
@@ -32,7 +32,7 @@ LESS = shrunk_layout(OLD, [0])
 
 
 class Run:
-    def __init__(self, version: int = 5) -> None:
+    def __init__(self, version: int = 6) -> None:
         self.log = AppendLog()
         self.log.upgrade(1, version)
         self.index = 0
@@ -177,13 +177,50 @@ def test_a_producers_records_are_known_where_their_slots_went(run: Run) -> None:
 
 
 def test_a_window_that_was_inherited_from_many_knows_all_of_theirs() -> None:
-    new = Run()
+    new = Run(5)
     for source in range(4):
         new.apply(inherit_command(9, [[7, 5, [[sequence, 0, 1] for sequence in range(source + 1, 800, 8)]]]))
     new.apply(open_command(9, 2, 2, NEW))
     # One that nobody wrote, between those that they wrote.
     assert new.apply(keyed_produce_command(9, 2, 7, 12)) == APPEND_REPLY.pack(NO_OFFSET, 0)
     assert new.apply(keyed_produce_command(9, 2, 7, 781)) == APPEND_REPLY.pack(0, 1)
+
+
+@pytest.mark.parametrize("way", ["inherits", "inherits in turn", "adopts", "is upgraded"])
+def test_of_a_producer_a_partition_keeps_one_window_wherever_that_wrote(way: str) -> None:
+    """With the windows of two logs, one far below the other, what the higher one had forgotten was appended again."""
+    low, high, new = Run(), Run(), Run(5 if way == "is upgraded" else 6)
+    low.apply(open_command(9, 1, 0, OLD))
+    high.apply(open_command(9, 1, 1, OLD))
+    for sequence in range(1, 101):
+        low.apply(keyed_produce_command(9, 1, 7, sequence))
+        high.apply(keyed_produce_command(9, 1, 7, 100 + sequence))
+    if way == "adopts":
+        new = high
+        assert new.apply(adopt_command(9, 2, low.query("producers"))) == FENCED.pack(0)
+        assert new.apply(fence_command(9, 2, 1, LESS)) == FENCED.pack(100)
+    else:
+        for source in (high, low) if way == "inherits in turn" else (low, high):
+            assert new.apply(inherit_command(9, source.query("producers"))) == FENCED.pack(0)
+        assert new.apply(open_command(9, 2, 2, NEW)) == FENCED.pack(0)
+    if way == "is upgraded":
+        new.log.upgrade(5, 6)
+    end = new.log.end
+    for sequence in (1, 50, 120):
+        assert new.apply(keyed_produce_command(9, 2, 7, sequence)) == APPEND_REPLY.pack(NO_OFFSET, NOT_KNOWN)
+    known = APPEND_REPLY.pack(49, 1) if new is high else APPEND_REPLY.pack(NO_OFFSET, 0)
+    assert new.apply(keyed_produce_command(9, 2, 7, 150)) == known
+    assert new.apply(keyed_produce_command(9, 2, 7, 201)) == APPEND_REPLY.pack(end, 1)
+
+
+def test_in_version_5_a_partition_keeps_all_windows_until_it_appends() -> None:
+    """As its members of older builds do."""
+    new = Run(5)
+    for first in (100, 1000):
+        new.apply(inherit_command(9, [[7, 5, [[sequence, 0, 1] for sequence in range(first, first + 64)]]]))
+    new.apply(open_command(9, 2, 2, NEW))
+    assert new.apply(keyed_produce_command(9, 2, 7, 500)) == APPEND_REPLY.pack(0, 1)
+    assert new.apply(keyed_produce_command(9, 2, 7, 501)) == APPEND_REPLY.pack(NO_OFFSET, NOT_KNOWN)
 
 
 @pytest.mark.parametrize(
