@@ -231,10 +231,21 @@ class Topic:
         sequence, also as another process, is in the topic once, in whichever partition its key lies by then. Its `last`
         is the highest sequence that it has written."""
         number, last = producer_number(name), 0
-        for one in (await self.describe()).live:
-            asked = msgpack.packb(["producer", number])
-            reply = await self.yard.log(one.log).query(asked, consistency="linearizable")
-            last = max(last, msgpack.unpackb(reply))
+        asked = msgpack.packb(["producer", number])
+        row, seen = await self.describe(), list[Row]()
+        while row not in seen:
+            # One that is being added may be open already, and takes records.
+            for one in row.partitions:
+                if one.end is not None:
+                    continue
+                try:
+                    reply = await self.yard.log(one.log).query(asked, consistency="linearizable")
+                except UnknownGroup:
+                    if one in row.live:
+                        raise
+                    continue
+                last = max(last, msgpack.unpackb(reply))
+            row, seen = await self.describe(), [row]
         return TopicProducer(self, number, last)
 
     async def produce(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from logyard.client._async.topics import Sent
+from logyard.client._async.topics import Sent, Topic
 from logyard.client.aio import connect
 from logyard.client.numbering import WINDOW, _comes_again, slot_of
 from logyard.client.sync import connect_sync
@@ -234,3 +234,25 @@ async def test_histories_of_a_producer_through_changes_and_crashes(tmp_path: Pat
             async for record in yard.log(one.log).records():
                 found[int(record.payload or b"")] += 1
         assert found == Counter(sent) and sent == set(range(1, len(sent) + 1))
+
+
+async def test_a_producer_knows_what_it_wrote_to_a_partition_that_is_being_added(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next sequences were those of records that are there, and what was sent under them was taken for these."""
+    topic, tell = yard.topic("orders"), Topic._tell
+
+    async def half(self: Topic, command: str, values: dict[str, Any]) -> Any:
+        if command == "added":
+            raise LogyardError("killed here", code="killed")
+        return await tell(self, command, values)
+
+    await topic.create(1)
+    producer = await topic.producer("p")
+    with monkeypatch.context() as patched:
+        patched.setattr(Topic, "_tell", half)
+        with pytest.raises(LogyardError, match="killed"):
+            await topic.grow(2)
+        while (await producer.send(b"%d" % producer.last)).partition == 0:
+            assert producer.last < 100
+    assert (await yard.topic("orders").producer("p")).last == producer.last
