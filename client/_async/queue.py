@@ -75,7 +75,8 @@ class QueueVerbs(ABC):
         """Publish (metadata, body) pairs together or not at all; return their ids.
 
         With a `publisher` (its number) and the `sequence` of the first message, what the queue has had of that
-        publisher already is not taken again: the ids are those of the others.
+        publisher already is not taken again: the ids are those of the others. What is not above its highest sequence
+        counts as that, so await each publication of a publisher before you send its next one.
         """
         command = qw.publish_command(priority, ttl, delay, at, publisher, sequence)
         first, taken = await self._send_many(messages, command, timeout)
