@@ -63,7 +63,9 @@ PLANTED = (
     Planted(
         Bug(
             "old_report_wins", "a report with a lower configuration index changes nothing",
-            [(Logs, "_report", edited(("news = (forced, index) > (row.forced, row.seen)", "news = index != row.seen")))],
+            [(Logs, "_report", edited((
+                "news = (forced, index) > (row.forced, row.seen)", "news = index != row.seen",
+            )))],
         ),
         ["drain", "dead", "returned"],
     ),
