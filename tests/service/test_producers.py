@@ -223,7 +223,7 @@ async def test_histories_of_a_producer_through_changes_and_crashes(tmp_path: Pat
                 for _ in range(WINDOW + 30):
                     nursery.start_soon(send)
                 for step, count in enumerate((3, 2, 4)):
-                    await until(lambda least=400 * (step + 1): len(sent) > least, "some are sent")
+                    await until(lambda least=150 * (step + 1): len(sent) > least, "some are sent")
                     leader = await run.leader(partition_log("orders", step % 2))
                     await doors.crash(leader)
                     await doors.start(leader)
