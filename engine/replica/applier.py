@@ -88,6 +88,7 @@ class Applier:
             halt, replays, foreseen = None, raft.applied < member.replayed, False
             while raft.applied < raft.commit:
                 entries = self._log.log_entries(member, raft.applied + 1, raft.commit, APPLY_BYTES)
+                assert entries, "what is committed is in the log"
                 if replays:
                     # Once: it sees all that there is, and so what later batches of this turn have.
                     if not foreseen:

@@ -140,7 +140,7 @@ async def test_who_left_is_let_in_again_by_one_that_was_forced_to_be_the_only_on
         await c.crash(3)
         await c.fill(1, 30, KIB)
         await c.nodes[1].change_membership("log", [("add_promotable", 4)])
-        await until(lambda: c.member(1).raft.configuration.voters == (1, 2, 3, 4))
+        await until(lambda: c.member(1).raft.applied_configuration.voters == (1, 2, 3, 4))
         await c.nodes[1].change_membership("log", [("remove", 2)])
         await c.bare(2)
         removed_at = c.system(2).host.replica_gc.departed[c.member(1).uid].removed_at

@@ -81,6 +81,6 @@ def test_whoever_forgets_a_group_tells_who_keeps_something_for_it(bench: Bench) 
 
 
 def test_nothing_is_heard_before_it_is_bound(bench: Bench) -> None:
-    assert "failed" in bench.storage.above.unbound() and len(bench.storage.above.unbound()) == 13
+    assert "failed" in bench.storage.above.unbound() and len(bench.storage.above.unbound()) == 14
     with pytest.raises(AssertionError):
         bench.storage.group_commit.failed(NoSpace("nobody hears"))

@@ -189,7 +189,13 @@ def test_machines_are_ticked_while_they_lead_and_may_not_change_the_log_but_by_c
     assert rig.commands.queued == [("append", 0, 0, b"by a tick")] and rig.member.kept is None
     rig.member.state = HALTED
     rig.effects.tick_machines()
-    assert rig.machine.heard == ["leader", 100] and not rig.effects.ticking
+    assert rig.machine.heard == ["leader", 100], "not while it is halted"
+    rig.member.state = RUNNING
+    rig.effects.tick_machines()
+    assert rig.machine.heard == ["leader", 100, 100]
+    rig.member.lead_no_more()
+    rig.effects.tick_machines()
+    assert not rig.effects.ticking
 
 
 def test_below_its_floor_a_leader_does_nothing_of_a_tick_that_leaves_the_node() -> None:

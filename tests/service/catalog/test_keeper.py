@@ -145,7 +145,7 @@ def test_a_view_that_was_told_is_told_again_later(monkeypatch: pytest.MonkeyPatc
 
 def led(uid: int) -> Any:
     """A group that is led here and that the catalogue does not know."""
-    raft = SimpleNamespace(role=LEADER, base=(1, Configuration((1, 2, 3))))
+    raft = SimpleNamespace(role=LEADER, term=1, base=(1, Configuration((1, 2, 3))))
     return SimpleNamespace(uid=uid, leading=True, raft=raft, spec=Spec(uid, f"g{uid}", "log", {}, (1, 2, 3), 0))
 
 
