@@ -14,6 +14,21 @@ Bodies: TypeAlias = Sequence[Buffer]
 
 
 BATCH_BITS = 12
+FORCED_TERMS = 1 << 20
+"""How far `raft.election.force` raises the term: above whatever the others may have reached or will reach by
+themselves."""
+INDEX_BITS = 48
+
+
+def position(term: int, index: int) -> int:
+    """Return a number by which a group's configurations are compared: that of the index, unless members were ever
+    forced (`raft.election.force`): then a later one may have a lower index than one before."""
+    return (term // FORCED_TERMS << INDEX_BITS) + index
+
+
+def times_forced(place: int) -> int:
+    """Return how often members had been forced before a configuration at that position."""
+    return place >> INDEX_BITS
 
 
 def draw_batch() -> int:

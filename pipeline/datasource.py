@@ -23,10 +23,11 @@ from pyspark.sql.datasource import (
 )
 
 from .errors import OptionError
-from .offsets import check_named, ending_times, resolve, starting_times
+from .offsets import check_named
 from .opening import open_source
 from .options import STREAM, Options, parse_loaded, parse_options
 from .partitions import pack, spread, weigh
+from .ranges import ranges_now
 from .sources import Wanted
 from .topics import as_asked, named_logs
 
@@ -138,15 +139,8 @@ class LogReader(DataSourceReader):
 
 def plan(options: Options, cores: int | None = None) -> list[tuple[Wanted, ...]]:
     """Return the ranges of each task. Raises `OptionError`, `DataLoss`, what a cluster says."""
-    with closing(open_source(options)) as source:
-        names = named_logs(options, source)
-        infos = source.logs(names, options.pattern)
-        check_named(options, infos, names)
-        starts, ends = starting_times(options, infos), ending_times(options, infos)
-        found_starts = source.offsets_at(starts) if starts else {}
-        found_ends = source.offsets_at(ends) if ends else {}
+    infos, ranges = ranges_now(options)
     by_name = {info.name: info for info in infos}
-    ranges = resolve(options, infos, found_starts, found_ends)
     bodies = options.payloads or options.verify
     weighed = [weigh(one, by_name[one.log], bodies) for one in ranges]
     placed = spread(weighed, {info.name: info.leader for info in infos})

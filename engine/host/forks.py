@@ -27,10 +27,9 @@ from logyard.protocol.errors import Gone, LogyardError, NoSpace
 
 from ..disk.door import Disk
 from ..entry import Entry, units_of
-from ..raft.state import FORCED_TERMS
 from ..replica.member import Member
 from ..replica.reader import Located, Wanted
-from ..types import Buffer
+from ..types import FORCED_TERMS, Buffer
 
 log = logging.getLogger(__name__)
 

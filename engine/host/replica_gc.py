@@ -28,21 +28,15 @@ from logyard.protocol.errors import LogyardError
 from ..log import checkpoint_rows as rows
 from ..log.meta_rows import Departed
 from ..log.wal import WalItem
-from ..raft.state import FORCED_TERMS, LEADER
+from ..raft.state import LEADER
 from ..replica.member import STOPPED, Member
 from ..transport.blobs import REFUSED_GROUPS, REMOVED_GROUPS, SendBlob
+from ..types import position
 from . import forks
 
 log = logging.getLogger(__name__)
 
 REFUSES = (0, 0, 0, 0, 0)
-INDEX_BITS = 48
-
-
-def position(term: int, index: int) -> int:
-    """Return a number by which configurations are compared, that of `index` unless members were ever forced: then a
-    later one may have a lower index than one before (`engine.raft.election.force`)."""
-    return (term // FORCED_TERMS << INDEX_BITS) + index
 
 
 class Retire(Protocol):

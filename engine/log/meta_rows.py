@@ -234,7 +234,7 @@ class FileRow:
 
 
 class Departed(NamedTuple):
-    """What is kept of a replica that went. `removed_at`: a committed position (see `host.replica_gc.position`)
+    """What is kept of a replica that went. `removed_at`: a committed position (see `types.position`)
     where this node was no member (0: it never was, the group being unborn); `admitted`: that of a configuration above
     it that has it again (0: none yet)."""
 

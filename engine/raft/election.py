@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from logyard.protocol.errors import NotLeader, Refused
 
 from ..entry import CONFIGURATION, NOOP
+from ..types import FORCED_TERMS
 from . import membership, reads, replication
 from .messages import (
     CONFIRM,
@@ -26,7 +27,7 @@ from .messages import (
     Message,
 )
 from .quorum import LOST, WON, first_leader, vote_outcome
-from .state import CANDIDATE, FOLLOWER, FORCED_TERMS, LEADER, PRECANDIDATE, TERM_MAX
+from .state import CANDIDATE, FOLLOWER, LEADER, PRECANDIDATE, TERM_MAX
 
 if TYPE_CHECKING:
     from .core import Raft

@@ -23,9 +23,6 @@ NOTED: Final = 2
 LEFT: Final = 3
 """The host knows, and leaves it to entries for a while."""
 
-FORCED_TERMS: Final = 1 << 20
-"""How far `election.force` raises the term: above whatever the others may have reached or will reach by themselves."""
-
 
 class Lie(Exception):
     """What a peer said contradicts what is known for certain: only a broken or hostile one says it. Leaves `core.step`

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgpack
 
 from logyard.engine.machine import Reject
+from logyard.engine.types import times_forced
 
 from .index import Index
 from .section import At, Table
@@ -37,9 +38,9 @@ OPTIONS_BYTES_MAX = 16 << 10
 
 
 class Log(NamedTuple):
-    """One group. `members` is where it was to be made; `voters` and `learners` are what was seen at configuration index
-    `seen` (0: its leader was never heard), after its members had been forced `forced` times; `waiting`: nodes that have
-    not said yet that they have nothing of it."""
+    """One group. `members` is where it was to be made; `voters` and `learners` are what was seen of the configuration
+    at position `seen` (`engine.types`; 0: its leader was never heard); `waiting`: nodes that have not said yet that
+    they have nothing of it."""
 
     name: str
     uid: int
@@ -59,7 +60,6 @@ class Log(NamedTuple):
     learners: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
     mode: str = "quorum"
-    forced: int = 0
 
     def nodes(self) -> set[int]:
         """Return where it has a member, as far as anybody knows; before its leader was heard, where it was to have."""
@@ -232,30 +232,22 @@ class Logs:
 
     # What is seen.
 
-    def _report(
-        self, at: At, uid: int, index: int, voters: Sequence[int], learners: Sequence[int], forced: int = 0
-    ) -> bool:
+    def _report(self, at: At, uid: int, seen: int, voters: Sequence[int], learners: Sequence[int]) -> bool:
         """Take what a group's leader says of its members; return whether it was news. What is being made, or taken
-        back, and has a leader, lives. After its members were `forced` to be those of one node that was behind, its
-        configuration may have a lower index than one that was seen before."""
+        back, and has a leader, lives."""
         number = self.uids.get(int(uid))
         row = None if number is None else self.rows.get(number)
-        if number is None or row is None or index <= 0:
+        if number is None or row is None or seen <= 0:
             return False
-        forced = int(forced)
-        news = (forced, index) > (row.forced, row.seen)
+        news = seen > row.seen
         if news:
             by_hand = row.seen and len(voters) != len(row.voters) and not self._moving(row.uid)
-            if by_hand and forced == row.forced:
+            if by_hand and times_forced(seen) == times_forced(row.seen):
                 # What an operator made of it is what is wanted, and nothing undoes it; but where there was no other way
                 # than to force it, as many copies are wanted as before.
                 row = row._replace(copies=len(voters))
             row = row._replace(
-                seen=index,
-                voters=tuple(sorted(voters)),
-                learners=tuple(sorted(learners)),
-                revision=at.index,
-                forced=forced,
+                seen=seen, voters=tuple(sorted(voters)), learners=tuple(sorted(learners)), revision=at.index
             )
         if row.state in (MAKING, UNDOING):
             taken = self.names.get(row.name) not in (None, number)

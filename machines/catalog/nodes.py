@@ -34,6 +34,8 @@ NEXT: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 """By command: from which state to which. `heard` and `silent` in another state change nothing; of the others, who is
 there already is answered as before, and any other state is a refusal."""
+NODE_REMOVED = "node_removed"
+"""The code of the refusal to a node that was removed, and says who it is."""
 
 
 class Node(NamedTuple):
@@ -124,7 +126,7 @@ class Nodes:
         if row is not None and row.directory != directory:
             raise Reject("wrong_identity", f"node {number} has another data directory, and that is another number")
         if row is not None and row.state == REMOVED:
-            raise Reject("refused", f"node {number} was removed; join as a new one, with an empty directory")
+            raise Reject(NODE_REMOVED, f"node {number} was removed; join as a new one, with an empty directory")
         if row is None and not 0 < number < 1 << 32:
             raise Reject("bad_request", f"{number} is no node's number")
         before = row or Node(ACTIVE, directory, "", "", at.now)

@@ -7,18 +7,17 @@ log, its export and its import. `digest_logs` computes it on Spark. Used by `exp
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_128_intdigest
 
-from ..offsets import check_named, ending_times, resolve, starting_times
 from ..opening import open_source
 from ..options import Options, parse_options
-from ..sources import RECORD, Wanted
-from ..topics import named_logs
+from ..ranges import ranges_now
+from ..sources import RECORD, LogInfo, Wanted
 from .running import Progress, Result, bins, run_tasks, silent
 
 if TYPE_CHECKING:
@@ -75,19 +74,12 @@ def runs_of(batch: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBat
         at = end
 
 
-def ranges_of(options: Options) -> tuple[list[Any], list[tuple[int, Wanted]]]:
-    """Return the logs that options name, and (weight, range) of what is to be read of each. Raises as `resolve`."""
+def ranges_of(options: Options) -> tuple[Sequence[LogInfo], list[tuple[int, Wanted]]]:
+    """Return the logs that options name, and (weight, range) of what is to be read of each. Raises as `ranges_now`."""
     from ..network import preferred
 
-    with closing(open_source(options)) as source:
-        names = named_logs(options, source)
-        infos = list(source.logs(names, options.pattern))
-        check_named(options, infos, names)
-        starts, ends = starting_times(options, infos), ending_times(options, infos)
-        found_starts = source.offsets_at(starts) if starts else {}
-        found_ends = source.offsets_at(ends) if ends else {}
+    infos, ranges = ranges_now(options, preferred)
     sizes = {info.name: info.bytes // max(1, info.end - info.start) for info in infos}
-    ranges = resolve(options, infos, found_starts, found_ends, preferred)
     return infos, [((one.end - one.first) * (sizes[one.log] + ROW_BYTES), one) for one in ranges]
 
 

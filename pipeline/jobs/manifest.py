@@ -79,7 +79,7 @@ def folder_of(log: str) -> str:
 
 def is_temporary(path: Path) -> bool:
     """Return whether a file is one that `write_file` or `write_once` was about to put in its place."""
-    return (path.name.startswith(".") and path.name.endswith(TEMPORARY)) or path.name == PLAN + TEMPORARY
+    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
 
 
 def sync(path: Path) -> None:

@@ -86,19 +86,17 @@ class Sink:
     # The sink's own logs.
 
     def own(self) -> SinkLog:
-        """Return the sink's log, made if it is not there."""
-        name = f"{self.options.sink}.log"
-        log = self.yard.log(name)
-        try:
-            log.latest()
-        except UnknownGroup:
-            self._make(name, start=0)
-        return SinkLog(log, self.number, self.name)
+        """Return the sink's log."""
+        return SinkLog(self.yard.log(f"{self.options.sink}.log"), self.number, self.name)
 
     def begin(self, writing: Writing) -> tuple[SinkLog, State]:
-        """Return the sink's log and its state; the first batch founds it, or resets it."""
+        """Return the sink's log, made if it is not there, and its state; the first batch founds it, or resets it."""
         own = self.own()
-        state = own.begin(CUT, self.options.stages, writing.query)
+        try:
+            state = own.begin(CUT, self.options.stages, writing.query)
+        except UnknownGroup:
+            self._make(f"{self.options.sink}.log", start=0)
+            state = own.begin(CUT, self.options.stages, writing.query)
         if self.options.reset and writing.query:
             again = self._has_lost(state)
             state = own.reset(writing.query, writing.batch, CUT, self.options.stages, again=again)

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from logyard.engine.raft.state import FORCED_TERMS, LEADER
+from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
-from logyard.engine.types import Spec
+from logyard.engine.types import Spec, position
 from logyard.machines.catalog import Catalog
 from logyard.machines.catalog.logs import DELETING, MAKING, RESERVED, UNDOING, Log, Logs
-from logyard.machines.catalog.nodes import REMOVED, Node, Nodes
+from logyard.machines.catalog.nodes import NODE_REMOVED, REMOVED, Node, Nodes
 from logyard.machines.catalog.plan import Move
 from logyard.machines.catalog.plan import Plan as PlanSection
 from logyard.machines.catalog.section import Table
@@ -31,10 +31,9 @@ from logyard.protocol.errors import LogyardError, Refused
 
 from .calls import CatalogCalls
 from .electorate import next_step
-from .mover import UNDO, Mover
+from .mover import UNDO, Mover, report_of
 from .planner import Plan
 from .reconciler import Reconciler, Seen, planner_of
-from .reports import report_of
 from .silence import REPLACE_AFTER_S, Silence, too_many
 from .sleepers import WOKEN_AT_ONCE, Sleepers
 from .steps import in_turns, listed
@@ -171,6 +170,8 @@ class Keeper:
         # By uid of creations: since when this node sees them, by the monotonic clock.
         self._making: dict[int, float] = {}
         self._silence: Silence | None = None
+        self._is_unwanted = False
+        """It was told that it was removed, as it said who it is."""
         self._said: dict[int, Mapping[str, Any]] = {}
         # By node: whom it hears, by its last word.
         self.views: dict[int, frozenset[int]] = {}
@@ -198,12 +199,11 @@ class Keeper:
     @property
     def removed(self) -> str:
         """Return that this node was removed, and what to do, as its own copy says, or all others by refusing it, which
-        that copy counts; nothing else."""
+        that copy counts, or, without a copy, whoever it told who it is; nothing else."""
         here, catalog = self._here, self.catalog
         row = None if catalog is None else nodes_of(catalog).rows.get(here.node_id)
-        if row is None or (row.state != REMOVED and not here.denied()):
-            return ""
-        return _removed(here.node_id)
+        gone = self._is_unwanted if row is None else row.state == REMOVED or here.denied()
+        return _removed(here.node_id) if gone else ""
 
     def check(self, nodes: Collection[int] = ()) -> None:
         """Raise `Refused` where this node, or one of `nodes`, was removed from the cluster."""
@@ -259,11 +259,15 @@ class Keeper:
 
     async def _look(self) -> None:
         self._tell()
-        if self.catalog is None:
-            self._complain(await self._find())
-            await self._introduce(None)
-            return
         catalog, trouble = self.catalog, ""
+        if catalog is None:
+            trouble = await self._find()
+            try:
+                await self._introduce(None)
+            except LogyardError as error:
+                trouble = str(error)
+            self._complain(self.removed or trouble)
+            return
         for part in (self._introduce, self._acquaint, self._lead, self._report, self._let_go, self._move):
             try:
                 await part(catalog)
@@ -347,7 +351,12 @@ class Keeper:
         elif not here.live - {here.node_id}:
             return
         # Where nobody here knows who leads, whoever is asked may.
-        await self._doors.calls.change("nodes", "hello", {"node": here.node_id, **said}, HELLO_S)
+        try:
+            await self._doors.calls.change("nodes", "hello", {"node": here.node_id, **said}, HELLO_S)
+            self._is_unwanted = False
+        except LogyardError as error:
+            self._is_unwanted |= error.code == NODE_REMOVED
+            raise
 
     async def _acquaint(self, catalog: Catalog) -> None:
         """Know the other nodes by the addresses that the catalogue has."""
@@ -381,20 +390,16 @@ class Keeper:
             raft = member.raft
             if raft.role != LEADER or not member.leading or uid == self.uid:
                 continue
-            mark = (raft.term // FORCED_TERMS << 48) + raft.base[0]
+            mark = position(raft.term, raft.base[0])
             if self._reported.get(uid) == mark or (found := report_of(member)) is None:
                 continue
             row = logs.of_uid(uid)
-            if (
-                row is not None
-                and (row.forced, row.seen) >= (found.forced, found.at)
-                and row.state not in (MAKING, UNDOING)
-            ):
+            if row is not None and row.seen >= found[1] and row.state not in (MAKING, UNDOING):
                 self._reported[uid] = mark
             elif row is not None:
-                reports.append(found.plain())
+                reports.append(found)
             else:
-                imports.append(_imported(member.spec, found.at, found.voters, found.learners))
+                imports.append(_imported(member.spec, *found[1:]))
             if len(reports) + len(imports) >= REPORTS_MAX:
                 break
         # Index 0: an intent, that the catalogue's leader sees to, as nobody knows whether it was finished.

@@ -13,19 +13,19 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import trio
 
 from logyard.engine.raft.configuration import Configuration
 from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.member import Member
+from logyard.engine.types import position
 from logyard.machines.catalog.plan import REFUSED, Move
 from logyard.protocol.errors import LogyardError, Refused
 
 from .calls import CatalogCalls
 from .planner import ADD, LEAD, REMOVE, REPLACE
-from .reports import Report, report_of
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,18 @@ class Ended(NamedTuple):
     number: int
     outcome: str
     seen: Report | None
+
+
+Report: TypeAlias = tuple[int, int, Sequence[int], Sequence[int]]
+"""What a group's leader tells the catalogue: uid, position of the configuration (`engine.types`), voters, learners."""
+
+
+def report_of(member: Member) -> Report | None:
+    """Return what a leader knows of its group's members; None while they are changing."""
+    index, configuration = member.raft.base
+    if configuration.joint:
+        return None
+    return member.uid, position(member.raft.term, max(index, 1)), configuration.voters, configuration.learners
 
 
 def next_step(
@@ -239,7 +251,7 @@ class Mover:
             while self._ended:
                 ended, self._ended = self._ended, []
                 try:
-                    if rows := [one.seen.plain() for one in ended if one.seen is not None]:
+                    if rows := [one.seen for one in ended if one.seen is not None]:
                         await self._calls.change("logs", "report", {"logs": rows})
                     moves = [(one.number, one.outcome) for one in ended]
                     await self._calls.change("plan", "finish", {"moves": moves})

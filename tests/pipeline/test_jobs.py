@@ -251,8 +251,7 @@ def test_an_export_that_was_killed_at_its_plan_begins_again(
     with pytest.raises(KeyboardInterrupt):
         run_export(spark(), job(cluster, tmp_path))
     monkeypatch.undo()
-    for name in (".plan.json.0123.tmp", "plan.json.tmp"):
-        (tmp_path / name).write_text("{")
+    (tmp_path / ".plan.json.0123.tmp").write_text("{")
     assert run_export(spark(), job(cluster, tmp_path))["logs"] == 5
 
 

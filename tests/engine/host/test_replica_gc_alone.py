@@ -15,9 +15,9 @@ from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import Departed
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.membership import Configuration
-from logyard.engine.raft.state import FORCED_TERMS
 from logyard.engine.replica.member import STOPPED, Member
 from logyard.engine.transport.blobs import REMOVED_GROUPS
+from logyard.engine.types import FORCED_TERMS
 from logyard.protocol.errors import NoSpace
 
 from .rig_groups import Network, Node, a_member, spec_of

@@ -265,6 +265,17 @@ async def test_two_skips_of_one_entry_hold_after_all_nodes_were_restarted(
         assert scribe(c, 1).written("note") == ["before", "a", "b"] and not scribe(c, 1).written("boom")
 
 
+async def replays_the_same(c: Cluster, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Node 1 starts again with a repaired program, and replays batches of so many bytes."""
+    before = scribe(c, 1).written("note")
+    monkeypatch.setattr(Scribe, "boom", lambda self: None)
+    for module, name in (("applier", "APPLY_BYTES"), ("quarantine", "SCAN_BYTES")):
+        monkeypatch.setattr(f"logyard.engine.replica.{module}.{name}", size)
+    await c.restart(1)
+    await running(c)
+    assert scribe(c, 1).written("note") == before
+
+
 async def test_a_skip_far_behind_its_command_is_seen_at_a_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,13 +289,7 @@ async def test_a_skip_far_behind_its_command_is_seen_at_a_replay(
         assert member.halt is not None
         await c.nodes[1].skip("s", member.halt.index, member.halt.ordinal)
         await tell(c, "s", "note", "after")
-        before = scribe(c, 1).written("note")
-        monkeypatch.setattr(Scribe, "boom", lambda self: None)
-        for module, name in (("applier", "APPLY_BYTES"), ("quarantine", "SCAN_BYTES")):
-            monkeypatch.setattr(f"logyard.engine.replica.{module}.{name}", 4096)
-        await c.restart(1)
-        await running(c)
-        assert scribe(c, 1).written("note") == before
+        await replays_the_same(c, monkeypatch, 4096)
 
 
 async def test_two_skips_far_from_one_another_are_both_seen_at_a_replay(
@@ -304,13 +309,7 @@ async def test_two_skips_far_from_one_another_are_both_seen_at_a_replay(
             assert member.halt is not None
             await c.nodes[1].skip("s", member.halt.index, member.halt.ordinal)
             await running(c)
-        before = scribe(c, 1).written("note")
-        monkeypatch.setattr(Scribe, "boom", lambda self: None)
-        for module, name in (("applier", "APPLY_BYTES"), ("quarantine", "SCAN_BYTES")):
-            monkeypatch.setattr(f"logyard.engine.replica.{module}.{name}", 3000)
-        await c.restart(1)
-        await running(c)
-        assert scribe(c, 1).written("note") == before and not scribe(c, 1).written("boom")
+        await replays_the_same(c, monkeypatch, 3000)
 
 
 async def test_who_waits_whether_a_skip_is_committed_goes_on_when_it_is_replaced(

@@ -157,26 +157,22 @@ def test_what_holds_of_every_history(seed: int) -> None:
 
 
 class OldReportWins(Logs):
-    def _report(
-        self, at: At, uid: int, index: int, voters: Sequence[int], learners: Sequence[int], forced: int = 0
-    ) -> bool:
+    def _report(self, at: At, uid: int, seen: int, voters: Sequence[int], learners: Sequence[int]) -> bool:
         number = self.uids.get(uid)
         row = None if number is None else self.rows.get(number)
-        if number is not None and row is not None and row.seen > index > 0 and row.state == LIVE:
-            self._put(number, row._replace(seen=index, voters=tuple(voters)))
+        if number is not None and row is not None and row.seen > seen > 0 and row.state == LIVE:
+            self._put(number, row._replace(seen=seen, voters=tuple(voters)))
             return True
-        return super()._report(at, uid, index, voters, learners, forced)
+        return super()._report(at, uid, seen, voters, learners)
 
 
 class UndoesWhatHadALeader(Logs):
-    def _report(
-        self, at: At, uid: int, index: int, voters: Sequence[int], learners: Sequence[int], forced: int = 0
-    ) -> bool:
+    def _report(self, at: At, uid: int, seen: int, voters: Sequence[int], learners: Sequence[int]) -> bool:
         number = self.uids.get(uid)
         row = None if number is None else self.rows.get(number)
         if row is not None and row.state == UNDOING:
             return False
-        return super()._report(at, uid, index, voters, learners, forced)
+        return super()._report(at, uid, seen, voters, learners)
 
 
 class TwoFounders(Nodes):

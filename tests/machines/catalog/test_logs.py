@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from logyard.engine.types import FORCED_TERMS, position
 from logyard.machines.catalog.logs import Log, Logs
 from logyard.protocol.errors import BadRequest, GroupExists, Refused, UnknownGroup
 
@@ -79,13 +80,13 @@ def test_a_member_that_was_forced_to_be_the_only_one_may_have_been_behind() -> N
     told("logs", "create", logs=[wanted("a", 7)])
     told("logs", "report", logs=[(7, 100, (1, 2, 3), ())])
     before = told.logs.of_uid(7)
-    assert told("logs", "report", logs=[(7, 91, (3,), (), 1), (7, 200, (1, 2, 3), ()), (7, 90, (2,), (), 1)]) == [
-        True, False, False,
-    ]  # fmt: skip
+    forced = [position(FORCED_TERMS + 5, index) for index in range(100)]
+    reports = [(7, forced[91], (3,), ()), (7, 200, (1, 2, 3), ()), (7, forced[90], (2,), ())]
+    assert told("logs", "report", logs=reports) == [True, False, False]
     found = told.logs.of_uid(7)
     assert before is not None and found is not None
-    assert (found.voters, found.seen, found.copies) == ((3,), 91, before.copies), "three are wanted as before"
-    assert told("logs", "report", logs=[(7, 95, (3, 4), (), 1)]) == [True]
+    assert (found.voters, found.seen, found.copies) == ((3,), forced[91], before.copies), "three are wanted as before"
+    assert told("logs", "report", logs=[(7, forced[95], (3, 4), ())]) == [True]
     found = told.logs.of_uid(7)
     assert found is not None and found.copies == 2, "that was by hand"
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from logyard.protocol.errors import BadRequest, Busy, Refused, WrongIdentity
+from logyard.machines.catalog.nodes import NODE_REMOVED
+from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, WrongIdentity
 
 from .told import Told, wanted
 
@@ -43,8 +44,9 @@ def test_a_number_is_one_directory_s() -> None:
         hello(told, 3, 34)
     told("nodes", "declare_dead", node=3)
     told("nodes", "remove", node=3)
-    with pytest.raises(Refused, match="was removed"):
+    with pytest.raises(LogyardError, match="was removed") as refused:
         hello(told, 3, 33)
+    assert refused.value.code == NODE_REMOVED
     told("nodes", "invite", hash=HASH, until=10**9)
     assert join(told, HASH, 44) == 4
 

@@ -14,9 +14,9 @@ import trio.testing
 from logyard.engine.raft.configuration import Configuration
 from logyard.engine.raft.state import FOLLOWER, LEADER
 from logyard.engine.types import Spec
-from logyard.machines.catalog.nodes import ACTIVE, SILENT, Node
+from logyard.machines.catalog.nodes import ACTIVE, NODE_REMOVED, SILENT, Node
 from logyard.machines.catalog.section import Table
-from logyard.protocol.errors import Refused
+from logyard.protocol.errors import LogyardError, Refused
 from logyard.service.catalog import keeper as keeping
 from logyard.service.catalog.keeper import SAY_LOOKS, Keeper
 from logyard.service.catalog.sleepers import WOKEN_AT_ONCE
@@ -141,6 +141,26 @@ def test_a_view_that_was_told_is_told_again_later(monkeypatch: pytest.MonkeyPatc
     assert told == [(2, {"live": [1, 2], "founded": 0})]
     keeper._tell()
     assert told == [told[0]] * 2
+
+
+async def test_a_node_that_was_removed_before_it_had_a_copy_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def change(*_: object) -> None:
+        raise LogyardError("node 2 was removed", code=NODE_REMOVED)
+
+    here: Any = SimpleNamespace(
+        cluster="c", node_id=2, live={1, 2}, members={}, names={}, configured={1, 2}, said=dict, denied=lambda: False
+    )  # fmt: skip
+    doors: Any = SimpleNamespace(
+        calls=SimpleNamespace(change=change), say=lambda node, view: True, sleepers=SimpleNamespace(led=list)
+    )
+    keeper = Keeper(here, doors)
+    assert not keeper.removed
+    for _ in range(3):
+        await keeper._look()
+    assert "node 2 was removed from this cluster" in keeper.removed and keeper.trouble == keeper.removed
+    assert len(caplog.messages) == 1, "it is said once"
+    with pytest.raises(Refused, match="was removed from this cluster"):
+        keeper.check()
 
 
 def led(uid: int) -> Any:

@@ -126,7 +126,7 @@ async def test_ends_that_come_while_one_is_told_are_told_together(autojump_clock
         mover.look(moves)
         mover.look(moves)
         await trio.sleep(1)
-        row = [1, 5, done.voters, done.learners]
+        row = (1, 5, done.voters, done.learners)
         assert calls.told == [("logs", "report", [row])]
         calls.refuses = 1
         calls.open.set()

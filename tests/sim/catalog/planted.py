@@ -54,7 +54,7 @@ PLANTED = (
         Bug(
             "delete_for_an_orphan", "a group that the catalogue does not know is imported, never removed",
             [(Keeper, "_report", edited((
-                "imports.append(_imported(member.spec, found.at, found.voters, found.learners))",
+                "imports.append(_imported(member.spec, *found[1:]))",
                 "await self._doors.registry.delete([uid])",
             )))],
         ),
@@ -63,9 +63,7 @@ PLANTED = (
     Planted(
         Bug(
             "old_report_wins", "a report with a lower configuration index changes nothing",
-            [(Logs, "_report", edited((
-                "news = (forced, index) > (row.forced, row.seen)", "news = index != row.seen",
-            )))],
+            [(Logs, "_report", edited(("news = seen > row.seen", "news = seen != row.seen")))],
         ),
         ["drain", "dead", "returned"],
     ),
