@@ -274,6 +274,7 @@ async def replays_the_same(c: Cluster, monkeypatch: pytest.MonkeyPatch, size: in
     await c.restart(1)
     await running(c)
     assert scribe(c, 1).written("note") == before
+    assert "boom" not in [verb for _, verb, *_ in scribe(c, 1).notes]
 
 
 async def test_a_skip_far_behind_its_command_is_seen_at_a_replay(
