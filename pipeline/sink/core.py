@@ -129,8 +129,8 @@ class Sink:
         """Write a task's rows; return what the commit has to know."""
         if self.options.guarantee == LEAST:
             return self._write_plain(batches, writing)
-        own, _ = self.begin(writing)
-        taken = own.take_up(writing.batch, writing.query, writing.run, self.options.guarantee)
+        own, state = self.begin(writing)
+        taken = own.take_up(state, writing.batch, writing.query, writing.run, self.options.guarantee)
         if taken is None:
             # It was committed, and Spark does not remember.
             return Written(writing)
@@ -240,14 +240,14 @@ class Sink:
         writing = next((one.writing for one in written), Writing(batch))
         own, state = self.begin(writing)
         if self.options.guarantee == DIRECT:
-            taken = own.take_up(batch, writing.query, writing.run, self.options.guarantee)
+            taken = own.take_up(state, batch, writing.query, writing.run, self.options.guarantee)
             at("before-done")
-            return own.finish(batch) if taken is not None else own.load()
+            return own.finish(taken, batch) if taken is not None else own.load()
         ranges = tuple(merged(chunk for one in written for chunk in one.ranges))
         if batch > state.batch or state.ranges is None:
             self._check(ranges)
         at("before-commit")
-        state = own.store(batch, writing.query, writing.run, self.options.guarantee, ranges)
+        state = own.store(state, batch, writing.query, writing.run, self.options.guarantee, ranges)
         if batch <= state.done:
             return state
         at("after-manifest")
@@ -256,7 +256,7 @@ class Sink:
             ends[chunk.stage] = max(ends.get(chunk.stage, 0), chunk.end)
         self._fan_out(own.epoch(state, batch), state)
         at("before-done")
-        found = own.finish(batch)
+        found = own.finish(state, batch)
         at("before-truncation")
         for number, end in ends.items():
             self.yard.log(self._stage(number)).truncate(end)

@@ -207,11 +207,11 @@ class SinkLog:
             self._log.truncate(state.at - KEPT)
         return True
 
-    def update(self, kind: str, change: Callable[[State], State | None]) -> State:
-        """Move the state as `change` says (None: it is there already), again as long as others move it meanwhile;
-        return the state behind it. What `change` raises goes through."""
+    def update(self, kind: str, change: Callable[[State], State | None], known: State | None = None) -> State:
+        """Move the state, `known` if it was read before, as `change` says (None: it is there already), again as long
+        as others move it meanwhile; return the state behind it. What `change` raises goes through."""
         while True:
-            state = self.load()
+            state, known = known or self.load(), None
             if state is None:
                 raise SinkError(f"{self.name}: the sink's log has no record; sinkReset=true begins anew")
             wanted = change(state)
@@ -247,7 +247,7 @@ class SinkLog:
             found = loaded
         return found
 
-    def take_up(self, batch: int, query: str, run: str, guarantee: str) -> State | None:
+    def take_up(self, known: State, batch: int, query: str, run: str, guarantee: str) -> State | None:
         """Note that a run writes a batch; return the state, None when that batch is done already. Raises `Fenced` when
         a later run took it up, `SinkError` when this is no batch of this sink's query, or was begun with another
         `guarantee`: its rows lie elsewhere, under other numbers."""
@@ -256,7 +256,7 @@ class SinkLog:
             taken = self._taken(state, batch, query, run, guarantee)
             return None if taken == state else taken
 
-        state = self.update(RUN, change)
+        state = self.update(RUN, change, known)
         return None if batch <= state.done else state
 
     def _taken(self, state: State, batch: int, query: str, run: str, guarantee: str) -> State:
@@ -293,7 +293,9 @@ class SinkLog:
             state = replace(state, query=query or state.query, batch=batch, ranges=None, guarantee=guarantee)
         return state
 
-    def store(self, batch: int, query: str, run: str, guarantee: str, ranges: tuple[Stored, ...]) -> State:
+    def store(
+        self, known: State, batch: int, query: str, run: str, guarantee: str, ranges: tuple[Stored, ...]
+    ) -> State:
         """Store the manifest of a batch, unless one stands: then that one counts. Return the state with it, or with
         the batch done. Raises `Fenced` as `take_up`."""
 
@@ -304,9 +306,9 @@ class SinkLog:
             # A manifest that an earlier commit stored is what will be there.
             return None if taken == state else taken
 
-        return self.update(MANIFEST, change)
+        return self.update(MANIFEST, change, known)
 
-    def finish(self, batch: int) -> State:
+    def finish(self, known: State, batch: int) -> State:
         """Note that a batch is done."""
 
         def change(state: State) -> State | None:
@@ -316,7 +318,7 @@ class SinkLog:
                 raise Fenced(f"{self.name}: batch {batch} is past, the sink is at {state.batch}")
             return replace(state, batch=batch, done=batch, ranges=None)
 
-        return self.update(DONE, change)
+        return self.update(DONE, change, known)
 
     def epoch(self, state: State, batch: int) -> Epoch:
         """Return what the batch's frames are called in the target logs."""

@@ -313,7 +313,7 @@ def test_a_thousand_restarts_with_other_tasks_meet_no_limit_of_producers(cluster
     sink = query.sink()
     with closing(sink.yard):
         for batch in range(1100):
-            count = draw.randint(1, 5)
+            count = draw.randint(1, 3)
             tasks: list[list[Row]] = [
                 [(log, b"%d %d %d" % (batch, task, n), None) for n in range(2)] for task in range(count)
             ]
