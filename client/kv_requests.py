@@ -41,6 +41,7 @@ from logyard.protocol.kv import (
     encode_numbers,
     get_array,
     kind_of,
+    pack_order,
     value_questions,
 )
 
@@ -124,8 +125,7 @@ def _decoded(kind: int, revision: int, fields: Sequence[Any], bodies: Bodies) ->
 
 def question_of(key: bytes, revision: int) -> bytes:
     """Return the question for one key."""
-    packed: bytes = msgpack.packb((RANGE, key, b"", revision))
-    return packed
+    return pack_order((RANGE, key, b"", revision))
 
 
 def only(packed: bytes, bodies: Bodies) -> KeyValue | None:
@@ -163,8 +163,8 @@ def read(get: Get, bytes_max: int = 0) -> Steps[GetResult]:
 
 def _page(get: Get, flags: int, size: int) -> Steps[GetResult]:
     array = get_array(get, flags, size)
-    packed, bodies = yield Question(msgpack.packb(array))
-    revision, *fields = answer_of(packed)
+    answer, bodies = yield Question(pack_order(array))
+    revision, *fields = answer_of(answer)
     page = yield from _decoded(array[0], revision, fields, bodies)
     assert isinstance(page, GetResult)
     return page
@@ -265,8 +265,8 @@ def revoke(lease: int) -> Steps[int]:
 
 def time_to_live(lease: int, keys: bool) -> Steps[Lease]:
     """Return the steps that ask what is left of a lease."""
-    packed, _ = yield Question(msgpack.packb((TIME_TO_LIVE, lease, keys)))
-    _, ttl, left, attached = answer_of(packed)
+    answer, _ = yield Question(pack_order((TIME_TO_LIVE, lease, keys)))
+    _, ttl, left, attached = answer_of(answer)
     return Lease(lease, ttl / 1000, left / 1000, tuple(attached))
 
 

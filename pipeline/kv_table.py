@@ -71,7 +71,7 @@ VERSION = 1
 
 
 def _revision(given: str) -> int:
-    if given.isdigit() and int(given):
+    if given.isdecimal() and int(given):
         return int(given)
     raise ValueError("a revision is expected, 1 or more")
 

@@ -55,7 +55,7 @@ def flag(text: str) -> bool:
 
 def count(text: str) -> int:
     """Return a whole number above 0."""
-    if text.isdigit() and int(text) > 0:
+    if text.isdecimal() and int(text) > 0:
         return int(text)
     raise ValueError("a whole number above 0 is expected")
 

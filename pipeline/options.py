@@ -76,7 +76,7 @@ def _inline(text: str) -> int:
 
 
 def _millis(text: str) -> int:
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     raise ValueError("milliseconds since 1970 are expected")
 

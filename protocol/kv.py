@@ -219,17 +219,24 @@ def encode(operation: Operation) -> tuple[bytes, list[Buffer]]:
     """Return a command and the payloads that go with it. Raises `BadRequest`."""
     bodies: list[Buffer] = []
     try:
-        packed: bytes = msgpack.packb(_array(operation, bodies))
+        return pack_order(_array(operation, bodies)), bodies
     except TypeError:
         check_bytes(operation)
         raise
-    return packed, bodies
 
 
 def encode_numbers(*numbers: int) -> bytes:
     """Return a command or question of numbers."""
-    packed: bytes = msgpack.packb(numbers)
-    return packed
+    return pack_order(numbers)
+
+
+def pack_order(order: object) -> bytes:
+    """Return a command or question as it travels. Raises `BadRequest` for a number that can't."""
+    try:
+        found: bytes = msgpack.packb(order)
+    except OverflowError:
+        raise BadRequest("a number has more than 64 bits") from None
+    return found
 
 
 def digest(data: Buffer) -> bytes:

@@ -138,7 +138,7 @@ class Generations:
                 report.orphan(f"{PAYLOADS}/{name}", "it was dropped, and its space not yet given back")
             elif name.startswith("gen-") and name.endswith(HALF_MADE):
                 report.orphan(f"{PAYLOADS}/{name}", "its creation did not finish")
-            elif name.startswith("gen-") and not name[4:].isdigit():
+            elif name.startswith("gen-") and not name[4:].isdecimal():
                 report.warning("set_aside", "an earlier start set it aside", path=f"{PAYLOADS}/{name}")
 
     def _scan(self, number: int, named: set[int], facts: Facts) -> None:

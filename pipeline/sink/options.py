@@ -40,14 +40,14 @@ def _sink(given: str) -> str:
 
 
 def _members(given: str) -> tuple[int, ...]:
-    found = tuple(int(one) for one in given.split(",") if one.strip().isdigit())
+    found = tuple(int(one) for one in given.split(",") if one.strip().isdecimal())
     if found and all(found) and len(found) == len(given.split(",")):
         return found
     raise ValueError("numbers of nodes are expected, like 1,2,3")
 
 
 def _batch(given: str) -> int:
-    if given.isdigit():
+    if given.isdecimal():
         return int(given)
     raise ValueError("a whole number is expected: str(batch_id) of foreachBatch")
 

@@ -226,7 +226,7 @@ def txn(name: str, servers: list[str], output: Output) -> None:
         compare, then, otherwise = lists_of(asked)
         compares = [compare_of(one) for one in compare]
         operations = [[operation_of(one) for one in branch] for branch in (then, otherwise)]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.UsageError(f"standard input is no transaction: {error}") from None
     with opened(servers) as yard:
         done = yard.kv(name).txn(compares, *operations)

@@ -61,7 +61,7 @@ def servers_option(command: F) -> F:
             if address.startswith("unix:"):
                 continue
             host, _, port = address.rpartition(":")
-            if not host or not port.isdigit():
+            if not host or not port.isdecimal():
                 raise click.BadParameter(f"{address!r} is not HOST:PORT")
         if not found:
             raise click.BadParameter("give at least one HOST:PORT")
@@ -124,9 +124,12 @@ def members_option(_context: click.Context, _parameter: click.Parameter, value: 
     if value is None:
         return None
     try:
-        return [int(part) for part in value.split(",")]
+        found = [int(part) for part in value.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a list of node numbers such as 1,2,3") from None
+        found = [0]
+    if min(found) < 1:
+        raise click.BadParameter(f"{value!r} is not a list of node numbers such as 1,2,3")
+    return found
 
 
 def arguments_option(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:

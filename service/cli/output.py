@@ -7,10 +7,12 @@ an error is one clear line, never a traceback (LOGYARD_DEBUG=1 shows it). Used b
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -21,6 +23,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 JSON_WANTED = "logyard.json"
+SHOWN = 40
+"""Characters of a number that is too long."""
 SHORT_HELP = 100
 """Characters of a verb's line in the list: its first sentence, on two lines if need be."""
 
@@ -173,15 +177,40 @@ def text_or_hex(data: bytes) -> str:
 
 
 def json_option(command: F) -> F:
-    """Add --json; the command receives an `output: Output`."""
+    """Add --json; the command receives an `output: Output`, and values that are fit for what is beneath: text is UTF-8,
+    numbers have 64 bits and an end; others are bad usage."""
 
     def convert(context: click.Context, _parameter: click.Parameter, value: bool) -> Output:
         context.meta[JSON_WANTED] = value
         return Output(value)
 
+    @functools.wraps(command)
+    def checked(**values: Any) -> Any:
+        for name, value in values.items():
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if why := _unfit(one):
+                    context = click.get_current_context()
+                    named = next((each for each in context.command.params if each.name == name), None)
+                    raise click.BadParameter(why, context, named)
+        return command(**values)
+
     return click.option(
         "--json", "output", is_flag=True, callback=convert, help="Print one JSON object, the last line of output."
-    )(command)
+    )(cast("F", checked))
+
+
+def _unfit(value: object) -> str:
+    """Return why no command can take a value; "" if one may."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"{os.fsencode(value)!r} is not UTF-8"
+    elif isinstance(value, float):
+        return "" if math.isfinite(value) else f"{value} is no number that can be counted to"
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return f"{str(value)[:SHOWN]} has more than 64 bits"
+    return ""
 
 
 def leaf_of(error: BaseException) -> BaseException:
@@ -194,7 +223,6 @@ def leaf_of(error: BaseException) -> BaseException:
 class Verbs(click.Group):
     """A group of commands that turns every error into one line and an exit code. `subjects`: the titles that its help
     lists them under, with their names in order; without any they stand in one list."""
-
     subjects: Mapping[str, Sequence[str]] = {}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

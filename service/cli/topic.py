@@ -260,22 +260,28 @@ def send(name: str, key: str | None, separator: str | None, metadata: str, serve
       echo hello | logyard topic send orders --key customer-7
       printf 'a:1\\nb:2\\n' | logyard topic send orders --separator :
     """
-    count = 0
+    count, whole = 0, True
     batch: list[tuple[bytes | None, bytes, bytes]] = []
+    if separator == "":
+        raise click.BadParameter("nothing can stand between key and record", param_hint="--separator")
     with opened(servers) as yard:
         target = yard.topic(name)
         for line in sys.stdin.buffer:
             body = line.rstrip(b"\r\n")
             own = None if key is None else key.encode()
             if separator is not None:
-                found, _, body = body.partition(separator.encode())
-                own = found
+                own, found, body = body.partition(separator.encode())
+                if not found:
+                    whole = False
+                    break
             batch.append((own, metadata.encode(), body))
             if len(batch) >= BATCH_RECORDS:
                 count += len(target.send_many(batch))
                 batch = []
         if batch:
             count += len(target.send_many(batch))
+    if not whole:
+        raise click.UsageError(f"line {count + 1} has no {separator!r}; the {count} lines before it are sent")
     output.result({"ok": True, "topic": name, "records": count}, str(count))
 
 

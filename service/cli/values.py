@@ -31,7 +31,7 @@ def since_option(_context: click.Context, _parameter: click.Parameter, value: st
     """Return milliseconds since 1970 of such a number or of an ISO 8601 time, which is UTC unless it says otherwise."""
     if value is None:
         return None
-    if value.isdigit():
+    if value.isdecimal():
         return int(value)
     try:
         found = datetime.fromisoformat(value)

@@ -131,7 +131,7 @@ async def body_of(gateway: Gateway, request: Request, take: Take) -> bytes:
 def length_of(request: Request) -> int:
     """Return what a request says of the length of its body."""
     said = request.headers.get("content-length", "0")
-    return int(said) if said.isdigit() and len(said) < 20 else 0
+    return int(said) if said.isdecimal() and len(said) < 20 else 0
 
 
 def failure(error: Exception) -> GatewayError:

@@ -239,7 +239,7 @@ def _number(given: Mapping[str, str], name: str, default: int) -> int:
     text = given.get(name, "")
     if not text:
         return default
-    if not text.isdigit() or not 0 < int(text) < 1 << 40:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 40:
         raise BadRequest(f"--{name} is a positive number, not {text!r}")
     return int(text)
 
@@ -260,7 +260,7 @@ def _seconds(name: str, text: str) -> float:
 
 def _retention(mode: str, text: str) -> float:
     """Return seconds (a plain number means hours) or revisions."""
-    if text.isdigit():
+    if text.isdecimal():
         return float(text) if mode == "revision" else 3600.0 * int(text)
     if mode == "revision":
         raise BadRequest(f"--auto-compaction-retention is a number of revisions, not {text!r}")

@@ -112,8 +112,19 @@ def test_every_verb_but_servers_speaks_json(path: tuple[str, ...]) -> None:
         ["demo", "--source", "/no/such/directory"],
         ["demo", "--cluster", "--logs", "5"],
         ["bench", "cluster", "--nodes", "3"],
+        ["create", "\udcff"],
+        ["append", "a", "--metadata", "\udcff"],
+        ["list", "--servers", "127.0.0.1:\u00b2"],
+        ["read", "a", "--since", "\u00b2"],
+        ["kv", "get", "a", "b", "--revision", f"{1 << 64}"],
+        ["kv", "lease", "grant", "a", "nan"],
+        ["queue", "create", "a", "--ttl", "inf"],
+        ["queue", "consume", "a", "--wait", "nan"],
+        ["topic", "create", "a", "--partitions", f"{10**22}"],
+        ["topic", "send", "a", "--separator", ""],
+        ["tls", "init", "certificates", "--nodes", "-1"],
     ],
-    ids=" ".join,
+    ids=lambda words: ascii(" ".join(words)),
 )
 def test_bad_usage_is_exit_2_and_says_why(words: list[str]) -> None:
     found = run(*words)
@@ -136,6 +147,8 @@ def test_bad_usage_is_exit_2_and_says_why(words: list[str]) -> None:
         ('{"compare": [7]}', "7 is not [key,"),
         ('{"else": [["put", "a"]]}', "['put', 'a'] is not ["),
         ("{", "standard input is no transaction"),
+        ("[" * 100_000, "recursion"),
+        ('{"then": [["get", "\\ud800"]]}', "surrogates not allowed"),
     ],
 )
 def test_what_is_no_transaction_is_bad_usage_in_words(text: str, why: str) -> None:
