@@ -22,8 +22,10 @@ INDEX_BITS = 48
 
 def position(term: int, index: int) -> int:
     """Return a number by which a group's configurations are compared: that of the index, unless members were ever
-    forced (`raft.election.force`): then a later one may have a lower index than one before."""
-    return (term // FORCED_TERMS << INDEX_BITS) + index
+    forced (`raft.election.force`): then a later one may have a lower index than one before. It has 64 bits
+    whatever a peer says of terms, as it is stored and sent."""
+    times, place = term // FORCED_TERMS, (1 << INDEX_BITS) - 1
+    return (min(times, (1 << 64 - INDEX_BITS) - 1) << INDEX_BITS) + min(index, place)
 
 
 def times_forced(place: int) -> int:

@@ -15,6 +15,7 @@ from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import Departed
 from logyard.engine.raft.core import LEADER
 from logyard.engine.raft.membership import Configuration
+from logyard.engine.raft.state import TERM_MAX
 from logyard.engine.replica.member import STOPPED, Member
 from logyard.engine.transport.blobs import REMOVED_GROUPS
 from logyard.engine.types import FORCED_TERMS
@@ -65,6 +66,15 @@ async def test_a_replica_that_goes_a_second_time_keeps_the_promises_of_the_first
         one.gc.on_told([(UID, 11, 3)])
         await settled()
         assert one.gc.departed[UID][2:4] == (4, 1)
+
+
+async def test_a_term_without_bounds_makes_no_row_that_nothing_can_store() -> None:
+    """A decided row that can't be packed would be in every commit of the node from then on."""
+    async with node(follower()) as (_, one):
+        one.gc.on_told([(UID, (1 << 64) - 1, (1 << 64) - 1)])
+        await settled()
+        assert not one.members and one.rows[meta_rows.DEPARTED + meta_rows.KEY.pack(UID)]
+        assert one.gc.departed[UID].removed_at < 1 << 64
 
 
 @pytest.mark.parametrize(
@@ -246,6 +256,8 @@ def test_a_definition_is_offered_with_what_says_that_it_was_born() -> None:
         a_member(1, spec_of(UID), 9, 1, 7),
     ]
     assert [offer_of(one) for one in offered] == [0, 1, 7]
+    highest = a_member(1, spec_of(UID), 9, TERM_MAX, 7)
+    assert offer_of(highest) < 1 << 64, "it is sent"
 
 
 def offer_of(member: Member) -> int:
