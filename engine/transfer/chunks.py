@@ -305,8 +305,9 @@ class Chunks:
         await self._meta_batch.commit(build)
 
     def installed(self, uid: int) -> None:
-        """Forget an intent whose row went in the commit that stored the snapshot, which names its chunks."""
-        self.intents.pop(uid, None)
+        """Forget an intent whose row went in the commit that stored the snapshot, which names its chunks; or a newer
+        one that was stored meanwhile, which may not."""
+        self.forget(uid)
 
     def forget(self, uid: int) -> bool:
         """Forget what came for a replica that goes; return whether there was anything."""

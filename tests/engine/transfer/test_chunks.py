@@ -220,6 +220,18 @@ async def test_a_snapshot_that_got_there_ends_the_intent_and_one_that_did_not_is
     assert meta_rows.intent_key(UID) not in rig.rows
 
 
+async def test_what_came_for_a_snapshot_that_a_newer_one_forestalled_goes() -> None:
+    """The log got there first, and a snapshot of its own was stored: the one that came was not."""
+    rig = Rig()
+    found, own = encoded(10, 1), encoded(12, 2)
+    await rig.chunks.intend(UID, read_manifest(found.manifest, UID), lambda *one: False)
+    await rig.chunks.store_chunks(UID, {name: memoryview(found.chunks[name]) for name in found.names})
+    rig.store(12, own)
+    rig.chunks.installed(UID)
+    await rig.chunks.collect()
+    assert rig.stored() == set(own.names)
+
+
 async def test_an_intent_of_a_replica_that_went_is_not_stored() -> None:
     rig = Rig()
     intent, _ = await rig.chunks.intend(UID, read_manifest(encoded(10, 1).manifest, UID), lambda *one: False)
