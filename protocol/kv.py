@@ -371,6 +371,10 @@ class Parts:
         begun, self.rest = self.rest, header.get("rest", 0)
         if not begun and not self.rest:
             return header["revisions"], bodies
+        if not header["revisions"]:
+            # Of a member that has not applied so much yet: the next part is asked for again.
+            self.rest = begun
+            return [], {}
         ((revision, shown),) = header["revisions"]
         self._shown += shown
         self._bodies |= bodies

@@ -230,6 +230,24 @@ async def test_a_long_revision_is_asked_for_in_parts(monkeypatch: pytest.MonkeyP
     assert [(revision, len(shown)) for revision, shown in found] == [(3, 40)] and nexts == [3, 3, 3, 3, 4]
 
 
+async def test_who_asks_in_the_midst_of_a_long_revision_keeps_its_place_where_that_is_not_known_yet(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    monkeypatch.setattr(tracks, "PART_BYTES", 1000)
+    ahead, behind = Rig(), Rig()
+    long_revision(ahead)
+    behind.put(b"k")
+    joined, at = Parts(), 3
+    found: list[Any] = []
+    # As after a change of leader: the second answer is of a member that has not applied so much.
+    for rig in (ahead, behind, *[ahead] * 4):
+        assert not found
+        header, _ = await rig.watches.events(rig.member, Watch(0, *KEYS, PARTS), at, 1.0, joined.rest)
+        found, _ = joined.add(header, {})
+        at = header["next"]
+    assert [(revision, len(shown)) for revision, shown in found] == [(3, 40)] and at == 4
+
+
 async def test_what_is_compacted_is_told_and_the_others_go_on() -> None:
     rig = Rig()
     for _ in range(4):
