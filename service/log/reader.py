@@ -268,7 +268,7 @@ class LogReader:
         bodies: bool = False,
     ) -> list[Piece]:
         """Return what `_plan` does; where entries are damaged or lost here, everything up to the next anchor comes from
-        a peer, and as few records are planned as can be."""
+        a peer, and as few records are planned as can be: one, without its long payload where nobody has that."""
         if offset >= machine.end:
             return []
         try:
@@ -279,6 +279,16 @@ class LogReader:
             if not member.resolves:
                 # Nothing is damaged: what is missing was released.
                 raise _behind(member) from error
+        long = machine.long.get(offset)
+        if bodies and long is not None and long.size <= max_bytes:
+            try:
+                await self._parts(member, offset, long, 0, long.size)
+                return self._plan(member, append_log(member), offset, 1, max_bytes, bodies)
+            except LogyardError as error:
+                if error.code not in DAMAGE and not isinstance(error, (Gone, OutOfRange)):
+                    raise
+            machine = append_log(member)
+            machine.anchor(offset)
         try:
             return self._plan(member, machine, offset, 1, 1, bodies)
         except LogyardError as error:

@@ -171,8 +171,9 @@ class Verdict:
             for record in rows:
                 if record.offset != at:
                     self.violations.append(f"{name} on node {node}: {record.offset} follows {at - 1}")
-                at = record.offset + 1
-                found[record.offset] = number_of(bytes(record.payload or b""))
+                place, at = record.offset, record.offset + 1
+                body = log.read_body(place, 0, record.size, node=node) if record.left_out else record.payload
+                found[place] = number_of(bytes(body or b""))
         return start, found
 
     def judge_log(self, name: str, start: int, found: dict[int, int | None]) -> None:

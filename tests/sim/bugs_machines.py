@@ -49,6 +49,7 @@ BUGS = (
         "repaired_program_applies_what_was_skipped",
         "what an operator skipped stays out at every replay",
         [(Quarantine, "foresee", lambda old: lambda self, member, entries=(): None)],
+        featured=frozenset({"repairs"}),
     ),
     Bug("pieces_not_in_snapshots", "uploads are part of the state", [(snapshot_sections, "uploads_of", nothing)]),
 )

@@ -54,9 +54,11 @@ FEATURES: dict[str, dict[str, tuple[str, ...]]] = {
     "steps": {},
     # Large bodies of generations lie in files beside LMDB.
     "bodies": {},
+    # In the end a group is poisoned, its command skipped, and all nodes get a program that does not fail at it.
+    "repairs": {},
 }
 """By feature, its verbs with the kinds that each can hit."""
-LATER = ("rings", "linger", "bodies", "commits", "turns", "staggered", "steps")
+LATER = ("rings", "linger", "bodies", "commits", "turns", "staggered", "steps", "repairs")
 """Features that came after histories were recorded, whose seeds do not have them."""
 MORE_VERBS = {verb: kinds for verbs in FEATURES.values() for verb, kinds in verbs.items()}
 MORE_KINDS = frozenset(kind for kinds in MORE_VERBS.values() for kind in kinds)

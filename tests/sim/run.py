@@ -62,7 +62,7 @@ BESIDE_BYTES = 256
 REPAIRS = 20
 """So often a read is tried again that met damage."""
 REPAIRED = 3
-"""Of seeds with poisoned groups, every third goes on with repaired programs in the end."""
+"""Of other seeds with poisoned groups, every third goes on with repaired programs in the end."""
 REPLAY_BYTES = 4096
 """They replay batches of so many bytes: a log has several."""
 CONVERGE_S = 40.0
@@ -270,9 +270,12 @@ class Run:
             self.safety()
             self.liveness()
             self.result.rounds += 1
-        hosts = self.cluster.hosts.values()
-        if self.seed % REPAIRED == 0 and self._hits()["G1.poison"] and not any(host.old_program for host in hosts):
-            self.repair()
+        if not any(host.old_program for host in self.cluster.hosts.values()):
+            if "repairs" in self.features:
+                self.nemesis.poison()
+                self.liveness()
+            if self._hits()["G1.poison"] and ("repairs" in self.features or self.seed % REPAIRED == 0):
+                self.repair()
         for group in self.work.groups:
             group.judge()
 

@@ -27,11 +27,13 @@ class Rig(Group):
         super().__init__(AppendLog())
         self.reader = LogReader(7, self, self.stretch, self.found)
 
-    async def poll(self, offset: int, records: int = 100, size: int = 1 << 20, wait_s: float = 0.0) -> list[bytes]:
+    async def page(self, offset: int, records: int = 100, size: int = 1 << 20, wait_s: float = 0.0) -> Page:
         header, blocks = await self.reader.poll(self.member, offset, records, size, wait_s, True)
         assert header["node"] == 7 and (header["start"], header["end"]) == (self.machine.start, self.machine.end)
-        page = Page(b"".join(blocks), header["start"], header["end"], 7, offset, records)
-        return [record.payload or b"" for record in page]
+        return Page(b"".join(blocks), header["start"], header["end"], 7, offset, records)
+
+    async def poll(self, offset: int, records: int = 100, size: int = 1 << 20, wait_s: float = 0.0) -> list[bytes]:
+        return [record.payload or b"" for record in await self.page(offset, records, size, wait_s)]
 
 
 async def test_records_are_what_is_applied_from_an_offset_on() -> None:
@@ -139,9 +141,9 @@ async def test_pieces_of_a_long_payload_that_are_lost_come_from_a_peer() -> None
     assert bytes(await read(rig.member, 0, 0, None)) == body  # type: ignore[arg-type]
     assert rig.fetched[1:] == [(1, 2), (4, 4)] and not rig.lost
     rig.lost = {3}
-    _, blocks = await rig.reader.poll(rig.member, 0, 10, 1 << 20, 0.0, True)
-    assert blocks and rig.lost, "a poll leaves it out, as one that is too long: its reader asks for it then"
-    rig.absent = {3}
+    assert await rig.poll(0) == [body] and not rig.lost
+    rig.lost, rig.absent = {3}, {3}
+    assert [one.left_out for one in await rig.page(0)] == [True], "a poll goes on past what nobody has"
     with pytest.raises(Corrupt, match="a piece of 5000 bytes at entry 3"):
         await read(rig.member, 0, 0, None)
 
