@@ -220,11 +220,12 @@ class SinkLog:
             if self.move(kind, wanted):
                 return replace(wanted, at=wanted.at + 1)
 
-    def begin(self, cut: Cut, stages: int, query: str = "") -> State:
-        """Return the state of a sink, a new one's if its log is empty."""
+    def begin(self, cut: Cut, stages: int, query: str = "", *, again: bool = False) -> State:
+        """Return the state of a sink, a new one's if its log is empty; `again`: there may have been one before it, which
+        was reset, and whose log was deleted."""
         found = self.load()
         if found is None:
-            self.move(RESET, State(0, 0, query, cut=cut, stages=stages))
+            self.move(RESET, State(0, -1 if again else 0, query, cut=cut, stages=stages))
             found = self.load()
             assert found is not None
         return found
@@ -309,9 +310,12 @@ class SinkLog:
         return self.update(MANIFEST, change, known)
 
     def finish(self, known: State, batch: int) -> State:
-        """Note that a batch is done."""
+        """Note that a batch is done. Raises `Fenced` when a later one is there, or another incarnation than `known`
+        is of: its batches have the same numbers."""
 
         def change(state: State) -> State | None:
+            if state.incarnation != known.incarnation:
+                raise Fenced(f"{self.name}: the sink was reset while batch {batch} was committed")
             if batch <= state.done:
                 return None
             if batch < state.batch:

@@ -497,13 +497,43 @@ def test_a_sink_whose_log_is_gone_is_refused_until_it_is_reset(cluster: LocalClu
 
 def test_a_sink_goes_on_after_resets_and_the_deletion_of_its_log(cluster: LocalCluster, yard: Yard) -> None:
     query, draw = Query(cluster, sinkReset="true"), random.Random(7)
-    batches = [query.rows(number, draw) for number in range(5)]
+    batches = [query.rows(number, draw) for number in range(6)]
     for number, tasks in enumerate(batches[:3]):
         query.query = f"query-{query.number}-{number}"
         query.do(0, tasks)
     query.do(1, batches[3])
     yard.delete(f"sink-{query.number}.log")
     query.do(2, batches[4])
+    yard.delete(f"sink-{query.number}.log")
+    query.query = f"query-{query.number}-last"
+    query.do(0, batches[5])
+    check(yard, batches)
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.parametrize("guarantee", BOTH)
+def test_a_late_commit_finishes_nothing_of_a_sink_that_was_reset_meanwhile(
+    cluster: LocalCluster, yard: Yard, monkeypatch: pytest.MonkeyPatch, guarantee: str, batch: int
+) -> None:
+    """The new query's batches have the same numbers: those up to the late one would count as done, unwritten."""
+    query, draw = Query(cluster, guarantee), random.Random(7)
+    batches = [query.rows(number, draw) for number in range(batch + 3)]
+    for number in range(batch):
+        query.do(number, batches[number])
+    late, anew = batches[batch], batches[batch + 1 :]
+    other = Query(cluster, guarantee, sinkReset="true", sinkId=f"sink-{query.number}")
+    begun: list[list[Written]] = []
+
+    def hook(step: str) -> None:
+        if step == "before-done":
+            monkeypatch.setattr(core, "HOOK", None)
+            begun.append(other.write(0, anew[0]))
+
+    monkeypatch.setattr(core, "HOOK", hook)
+    with pytest.raises(Fenced, match="the sink was reset while batch"):
+        query.do(batch, late)
+    other.commit(begun[0], 0)
+    other.do(1, anew[1])
     check(yard, batches)
 
 
