@@ -266,6 +266,10 @@ class Unquiesce:
     def on_awake(self, node: int, uids: list[int]) -> None:
         """Take in that these groups, some of which may sleep here, are awake on `node`."""
         for uid in uids:
+            member = self._members.get(uid)
+            if member is not None and member.raft.mend is not None:
+                member.raft.on_awake(node)
+                self._host.mark(member)
             if uid in self._table:
                 row = self._table.row(uid)
                 if row.last:

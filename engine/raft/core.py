@@ -310,6 +310,12 @@ class Raft:
         if not self.stopped:
             quiescence.on_link_reset(self, node)
 
+    def on_awake(self, node: int) -> None:
+        """Take note that the group woke on `node`, which holds this member to be asleep."""
+        if self.mend is not None and not self.leader and not self.stopped:
+            # The configuration may be lost with the rest: it need not name who leads.
+            mending.say(self, node)
+
     def may_hibernate(self) -> bool:
         """Return whether nothing at all is under way here."""
         return quiescence.may_hibernate(self)

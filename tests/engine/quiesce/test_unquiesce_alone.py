@@ -10,6 +10,7 @@ from logyard.engine.quiesce import unquiesce
 from logyard.engine.quiesce.quiesced_table import Row, Shape
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.mending import Mend
+from logyard.engine.raft.messages import DAMAGED
 from logyard.engine.raft.state import CANDIDATE, PRECANDIDATE
 from logyard.engine.replica.log_time import LogTime
 from logyard.engine.replica.member import Member
@@ -206,6 +207,26 @@ def test_who_is_awake_elsewhere_wakes_here_by_that_nodes_word() -> None:
     yard.unquiesce.tell_awake(1, UID)
     yard.unquiesce.tick()
     assert not raft_of(yard.members[UID]).doubt and not yard.sent
+
+
+def test_who_lost_its_rows_says_so_to_whoever_holds_it_to_be_asleep() -> None:
+    """The members that it knows may be the first ones, none of which leads any more."""
+    yard = Yard()
+    yard.table.add(UID, row(0))
+    member = yard.unquiesce.find(UID, by=3)
+    assert member is not None
+    raft, stranger = raft_of(member), max(VOTERS) + 1
+    raft.ready()
+    yard.marked.clear()
+    yard.unquiesce.on_awake(stranger, [UID])
+    assert not yard.marked and not raft.outbox
+    raft.mend = Mend(5, True)
+    yard.unquiesce.on_awake(stranger, [UID])
+    assert yard.marked == [member] and [(one.kind, one.to) for one in raft.outbox] == [(DAMAGED, stranger)]
+    raft.outbox.clear()
+    raft.leader = 1
+    yard.unquiesce.on_awake(stranger, [UID])
+    assert not raft.outbox, "that one hears of it anyway"
 
 
 FRESH = Row(0, 0, 0, 0, 0, 0, 0, Shape(VOTERS, (), (), (), "log"), "a")
