@@ -10,8 +10,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-import msgpack
-
 from logyard.protocol.errors import BadRequest, LogyardError, Unknown
 from logyard.protocol.frame import Buffer
 from logyard.protocol.kv import (

@@ -172,6 +172,10 @@ class Core(Protocol):
         """Try to lead again where nobody does: what `give_way` was for is over. The host has the member ticked."""
         ...
 
+    def on_awake(self, node: int) -> None:
+        """Take note that the group woke on `node`, which holds this member to be asleep."""
+        ...
+
     def stop(self) -> None:
         """Take no more part."""
         ...

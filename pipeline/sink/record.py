@@ -221,8 +221,8 @@ class SinkLog:
                 return replace(wanted, at=wanted.at + 1)
 
     def begin(self, cut: Cut, stages: int, query: str = "", *, again: bool = False) -> State:
-        """Return the state of a sink, a new one's if its log is empty; `again`: there may have been one before it, which
-        was reset, and whose log was deleted."""
+        """Return the state of a sink, a new one's if its log is empty; `again`: there may have been one before it,
+        which was reset, and whose log was deleted."""
         found = self.load()
         if found is None:
             self.move(RESET, State(0, -1 if again else 0, query, cut=cut, stages=stages))

@@ -223,6 +223,7 @@ def leaf_of(error: BaseException) -> BaseException:
 class Verbs(click.Group):
     """A group of commands that turns every error into one line and an exit code. `subjects`: the titles that its help
     lists them under, with their names in order; without any they stand in one list."""
+
     subjects: Mapping[str, Sequence[str]] = {}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
