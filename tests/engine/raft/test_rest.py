@@ -284,3 +284,18 @@ def test_who_hears_a_read_of_its_leader_doubts_it_no_more() -> None:
     assert not follower.is_quiet
     follower.step(Message(READ, UID, 2, 1, leader.term, context=7))
     assert follower.is_quiet and follower.leader == 1
+
+
+def test_who_resumes_under_the_leader_it_slept_under_does_not_doubt_it() -> None:
+    follower = make(terms=(1,), commit=1)
+    follower.resume_follower(2)
+    drain(follower)
+    assert follower.is_quiet and follower.leader == 2
+
+
+def test_a_leader_abdicates_only_where_another_voter_lives() -> None:
+    leader = leading(learners=(4,))
+    for live, leads in (({1}, True), ({1, 4}, True), ({1, 2}, False)):
+        leader.live = live
+        leader.abdicate()
+        assert (leader.role == LEADER) == leads, live

@@ -18,7 +18,7 @@ from logyard.engine.raft.messages import Message, describe
 from logyard.engine.raft.progress import PROBE, SNAPSHOTTING
 from logyard.engine.raft.ready import Ready
 
-from .network import Network
+from .network import Network, check_message
 from .test_random_cluster import LAZY, TIGHT, Chaos
 
 KEPT = {"draw", "encode", "live", "log", "progress", "pair", "windows", "reads", "outbox"}
@@ -120,3 +120,13 @@ def test_only_a_probe_that_is_due_takes_a_leader_off_the_lane() -> None:
             leader.live = {1, 2, 3} if alive else {1, 2}
             due = state == PROBE and not paused and alive
             assert (steady.hand_out(copy.deepcopy(leader), []) is None) == due, (entries, state, paused, alive)
+
+
+def test_the_lane_says_nothing_that_an_append_does_not() -> None:
+    network = Network(3, limits=LAZY)
+    leader = network.elect(1)
+    network.hosts[1].propose(b"x")
+    out: list[Message] = []
+    assert steady.hand_out(copy.deepcopy(leader), out) is not None and [m.to for m in out] == [2, 3]
+    for m in out:
+        check_message(m)
