@@ -550,3 +550,14 @@ def test_a_want_of_descriptors_or_memory_is_no_damage(
     with monkeypatch.context() as patch, pytest.raises(StoreShort):
         patch.setattr(generation, "_env", Short())
         generation.columns(0)
+
+
+def test_an_entry_row_of_another_term_or_length_is_damage_though_its_hash_is_right() -> None:
+    key = layout.KEY.pack(1, 7, 5, 3, 0, 0)
+    planned = layout.Plan([], 0, 0)
+    good = layout.entry_value(key, 3, b"data", planned, [])
+    assert layout.parse_entry("p", key, memoryview(good)).data == b"data"
+    body = good[layout.HASH_BYTES :] + b"x"
+    for bad in (layout.entry_value(key, 4, b"data", planned, []), layout.row_hash(key, body) + body):
+        with pytest.raises(PayloadCorrupt, match="term 3, "):
+            layout.parse_entry("p", key, memoryview(bad))
