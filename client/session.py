@@ -71,7 +71,7 @@ def parse_address(text: str) -> tuple[str, int]:
     if text.startswith(UNIX) and len(text) > len(UNIX):
         return text, 0
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not colon or not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
         raise BadRequest(f"an address is HOST:PORT, not {text!r}")
     try:
         host.encode("idna")

@@ -20,7 +20,7 @@ def listen_address(text: str, *, secured: bool = False) -> tuple[str, int]:
     TLS."""
     host, colon, port = text.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.strip("[]")
-    if not colon or not port.isdecimal() or int(port) > 65535:
+    if not colon or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise BadRequest(f"a listening address is HOST:PORT, not {text!r}")
     if not secured and not is_loopback(host):
         raise BadRequest(

@@ -310,7 +310,7 @@ def _switch(key: str, value: object) -> bool:
 def _node_number(where: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.isascii() and value.isdecimal():
+    if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
     raise BadRequest(f"{where}: {value!r} is not a node's number", key=where)
 
@@ -325,7 +325,7 @@ def _address(key: str, value: object, *, listen: bool = False) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise wrong
-    if not host or not colon or not (port.isascii() and port.isdecimal()):
+    if not host or not colon or not (port.isascii() and port.isdigit()):
         raise wrong
     number = int(port)
     if not (0 if listen else 1) <= number <= 65_535:

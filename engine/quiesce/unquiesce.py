@@ -267,10 +267,11 @@ class Unquiesce:
         """Take in that these groups, some of which may sleep here, are awake on `node`."""
         for uid in uids:
             member = self._members.get(uid)
-            if member is not None and member.raft.mend is not None:
+            if member is not None:
                 member.raft.on_awake(node)
-                self._host.mark(member)
-            if uid in self._table:
+                if member.raft.dirty:
+                    self._host.mark(member)
+            elif uid in self._table:
                 row = self._table.row(uid)
                 if row.last:
                     self.soon(uid, row.leader, node)

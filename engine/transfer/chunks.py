@@ -304,13 +304,9 @@ class Chunks:
 
         await self._meta_batch.commit(build)
 
-    def installed(self, uid: int) -> None:
-        """Forget an intent whose row went in the commit that stored the snapshot, which names its chunks; or a newer
-        one that was stored meanwhile, which may not."""
-        self.forget(uid)
-
     def forget(self, uid: int) -> bool:
-        """Forget what came for a replica that goes; return whether there was anything."""
+        """Forget an intent whose row goes or went: of a replica that goes, or as a snapshot was stored, be it a newer
+        one than what came, which may not name its chunks. Return whether there was one."""
         intent = self.intents.pop(uid, None)
         if intent is not None:
             self.drop(uid, intent.chunks)

@@ -228,7 +228,7 @@ class SnapshotReceiver:
             # It fell asleep, or another one was made: what that has, and said, is not this one's to start over.
             raise LogyardError(f"group {uid:016x} has another member on this node by now")
         # Its row went in the same commit.
-        self._chunks.installed(uid)
+        self._chunks.forget(uid)
         # What the core has to hand out comes first: entries of before and after must not meet in one `Ready`.
         self._host.turn()
         if not member.raft.stopped and member.raft.applied < snapshot.index:

@@ -93,10 +93,10 @@ class Sink:
         """Return the sink's log, made if it is not there, and its state; the first batch founds it, or resets it."""
         own = self.own()
         try:
-            state = own.begin(CUT, self.options.stages, writing.query, again=self.options.reset)
+            state = own.begin(CUT, self.options.stages, writing.query, ahead=self.options.reset)
         except UnknownGroup:
             self._make(f"{self.options.sink}.log", start=0)
-            state = own.begin(CUT, self.options.stages, writing.query, again=self.options.reset)
+            state = own.begin(CUT, self.options.stages, writing.query, ahead=self.options.reset)
         if self.options.reset and writing.query:
             again = self._has_lost(state)
             state = own.reset(writing.query, writing.batch, CUT, self.options.stages, again=again)

@@ -220,12 +220,12 @@ class SinkLog:
             if self.move(kind, wanted):
                 return replace(wanted, at=wanted.at + 1)
 
-    def begin(self, cut: Cut, stages: int, query: str = "", *, again: bool = False) -> State:
-        """Return the state of a sink, a new one's if its log is empty; `again`: there may have been one before it,
+    def begin(self, cut: Cut, stages: int, query: str = "", *, ahead: bool = False) -> State:
+        """Return the state of a sink, a new one's if its log is empty; `ahead`: there may have been one before it,
         which was reset, and whose log was deleted."""
         found = self.load()
         if found is None:
-            self.move(RESET, State(0, -1 if again else 0, query, cut=cut, stages=stages))
+            self.move(RESET, State(0, -1 if ahead else 0, query, cut=cut, stages=stages))
             found = self.load()
             assert found is not None
         return found

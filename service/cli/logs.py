@@ -61,7 +61,7 @@ def servers_option(command: F) -> F:
             if address.startswith("unix:"):
                 continue
             host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal():
+            if not host or not port.isdecimal() or len(port) > 5:
                 raise click.BadParameter(f"{address!r} is not HOST:PORT")
         if not found:
             raise click.BadParameter("give at least one HOST:PORT")
@@ -143,6 +143,8 @@ def arguments_option(_context: click.Context, _parameter: click.Parameter, given
             found[key] = json.loads(value)
         except ValueError:
             found[key] = value
+        except RecursionError:
+            raise click.BadParameter(f"{key} is nested too deep") from None
     return found
 
 

@@ -187,11 +187,10 @@ def json_option(command: F) -> F:
     @functools.wraps(command)
     def checked(**values: Any) -> Any:
         for name, value in values.items():
-            for one in value if isinstance(value, (list, tuple)) else (value,):
-                if why := _unfit(one):
-                    context = click.get_current_context()
-                    named = next((each for each in context.command.params if each.name == name), None)
-                    raise click.BadParameter(why, context, named)
+            if why := _unfit(value):
+                context = click.get_current_context()
+                named = next((each for each in context.command.params if each.name == name), None)
+                raise click.BadParameter(why, context, named)
         return command(**values)
 
     return click.option(
@@ -210,6 +209,10 @@ def _unfit(value: object) -> str:
         return "" if math.isfinite(value) else f"{value} is no number that can be counted to"
     elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         return f"{str(value)[:SHOWN]} has more than 64 bits"
+    elif isinstance(value, dict):
+        return _unfit([*value, *value.values()])
+    elif isinstance(value, (list, tuple)):
+        return next(filter(None, map(_unfit, value)), "")
     return ""
 
 

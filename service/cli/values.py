@@ -13,7 +13,7 @@ BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 def age_option(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
     """Return seconds of "90s", "30m", "12h" or "7d"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
+    found = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)([smhd])", value)
     if found is None and value != "0":
         raise click.BadParameter(f"{value!r} is not an age such as 90s, 30m, 12h or 7d")
     return float(found[1]) * SECONDS[found[2]] if found is not None else 0.0
@@ -21,7 +21,7 @@ def age_option(_context: click.Context, _parameter: click.Parameter, value: str)
 
 def size_option(_context: click.Context, _parameter: click.Parameter, value: str) -> int:
     """Return bytes of "1000", "64KiB", "10MiB", "1GiB" or "2TiB"."""
-    found = re.fullmatch(r"(\d+)([KMGT]iB|)", value)
+    found = re.fullmatch(r"(\d{1,20})([KMGT]iB|)", value)
     if found is None:
         raise click.BadParameter(f"{value!r} is not a size such as 1000, 64KiB, 10MiB or 1GiB")
     return int(found[1]) * BYTES[found[2]]
@@ -31,7 +31,7 @@ def since_option(_context: click.Context, _parameter: click.Parameter, value: st
     """Return milliseconds since 1970 of such a number or of an ISO 8601 time, which is UTC unless it says otherwise."""
     if value is None:
         return None
-    if value.isdecimal():
+    if value.isdecimal() and len(value) <= 20:
         return int(value)
     try:
         found = datetime.fromisoformat(value)

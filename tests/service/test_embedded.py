@@ -78,6 +78,12 @@ async def test_text_in_place_of_bytes_is_told_by_its_name(tmp_path: Path) -> Non
             for call in calls:
                 with pytest.raises(BadRequest, match=f"^{what} is bytes, not str"):
                     await call()
+        for call in (
+            lambda: kv.get(b"a", revision=1 << 70), lambda: kv.range(b"a", limit=1 << 70),
+            lambda: kv.put(b"a", b"v", lease=1 << 70), lambda: kv.time_to_live(1 << 70), lambda: kv.compact(1 << 70),
+        ):  # fmt: skip
+            with pytest.raises(BadRequest, match=r"^a number has more than 64 bits"):
+                await call()
         assert await kv.count(prefix=True) == 0
 
 

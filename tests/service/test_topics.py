@@ -325,6 +325,10 @@ async def test_the_command_line_takes_partitions_away(tmp_path: Path) -> None:
             run("topic", "create", "orders", "--partitions", "3")
             with connect_sync(servers) as yard:
                 yard.topic("orders").send_many([(key, b"", b"1") for key in KEYS])
+            send = ["topic", "send", "orders", "--separator", ":", "--json", "--servers", ",".join(servers)]
+            found = CliRunner().invoke(cli, send, input="a:1\nb:2\nc\nd:4\n")
+            message = json.loads(found.stdout)["error"]["message"]
+            assert found.exit_code == 2 and "line 3 has no ':'" in message and "2 lines before it are sent" in message
             said = run("topic", "alter", "orders", "--partitions", "1")
             assert said.startswith("orders has 1 partitions; those that ended stay until") and "1, 2" in said
             assert run("topic", "list") == "orders\tlive\t1\t2\t2\n"
@@ -338,7 +342,7 @@ async def test_the_command_line_takes_partitions_away(tmp_path: Path) -> None:
             taken = json.loads(run("consume", "orders", "--group", "g", "--count", "1", "--json"))
             assert taken["taken"] == 1
             described = json.loads(run("groups", "describe", "g", "--json"))
-            assert sum(one["lag"] for one in described["partitions"]) == len(KEYS) - 1
+            assert sum(one["lag"] for one in described["partitions"]) == len(KEYS) + 2 - 1
             told = json.loads(run("topic", "alter", "orders", "--partitions", "1", "--force", "--yes", "--json"))
             assert [one["partition"] for one in told["partitions"]] == [0]
             refused = CliRunner().invoke(cli, ["topic", "alter", "orders", "--force", "--keep"])

@@ -212,7 +212,7 @@ async def test_a_snapshot_that_got_there_ends_the_intent_and_one_that_did_not_is
     rig.store(9, encoded(9, 2))
     assert meta_rows.intent_key(UID) in rig.rows
     rig.store(10, found)
-    rig.chunks.installed(UID)
+    rig.chunks.forget(UID)
     assert meta_rows.intent_key(UID) not in rig.rows and not rig.chunks.intents
     await rig.chunks.intend(UID, read_manifest(encoded(30, 3).manifest, UID), lambda *one: False)
     await rig.chunks.abandon(UID)
@@ -227,7 +227,7 @@ async def test_what_came_for_a_snapshot_that_a_newer_one_forestalled_goes() -> N
     await rig.chunks.intend(UID, read_manifest(found.manifest, UID), lambda *one: False)
     await rig.chunks.store_chunks(UID, {name: memoryview(found.chunks[name]) for name in found.names})
     rig.store(12, own)
-    rig.chunks.installed(UID)
+    rig.chunks.forget(UID)
     await rig.chunks.collect()
     assert rig.stored() == set(own.names)
 
@@ -327,7 +327,7 @@ async def test_a_chunk_that_something_else_names_by_then_stays() -> None:
     await rig.chunks.store_chunks(UID, {name: memoryview(newer.chunks[name]) for name in newer.names})
     rig.put([SnapshotRow(UID, 20, 1, newer.manifest).put()])
     rig.member.chunks = newer.names
-    rig.chunks.installed(UID)
+    rig.chunks.forget(UID)
     rig.chunks.drop(UID, found.names)
     await rig.chunks.collect()
     assert rig.stored() == set(newer.names), "a snapshot"
