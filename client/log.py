@@ -137,7 +137,7 @@ def poll_call(
         try:
             asked = offset if since is None else header["offset"]
             bounds = header["start"], header["end"], header["node"]
-            return Page(data, *bounds, asked, max_records, header.get("joined", 0))
+            return Page(data, *bounds, asked, max_records, header.get("joined", 0), header.get("uid", 0))
         except (BlockError, KeyError, TypeError) as error:
             raise LogyardError(f"{name}: a poll's answer cannot be read: {error!r}") from None
 
@@ -155,29 +155,34 @@ class Encoded(NamedTuple):
     stored: int
 
 
-def body_call(name: str, offset: int, start: int, stop: int, node: int | None, stored: bool = False) -> Call[Any]:
+def body_call(
+    name: str, offset: int, start: int, stop: int, node: int | None, uid: int = 0, stored: bool = False
+) -> Call[tuple[int, bytes | Encoded]]:
     """Return a call for one range of a record's body: bytes `start` up to `stop`, shorter at its end; or `Encoded`,
-    unless the `stored` bytes are asked for."""
+    unless the `stored` bytes are asked for. `uid`: of the log of that name with this uid; the answer says whose it is
+    (0: its node did not say)."""
     if start > stop:
         raise BadRequest("a body's range is not backwards")
 
-    def decode(value: Any) -> bytes | Encoded:
+    def decode(value: Any) -> tuple[int, bytes | Encoded]:
         header, data = value
         envelope = header.get("envelope")
-        return Encoded(parse(envelope), int(header["stored"])) if envelope else bytes(data)
+        body = Encoded(parse(envelope), int(header["stored"])) if envelope else bytes(data)
+        return header.get("uid", 0), body
 
     return ask(
         "read_body", decode, at=node, kind="log", name=name, offset=offset, start=start, stop=stop,
-        stored=stored or None,
+        stored=stored or None, uid=uid or None,
     )  # fmt: skip
 
 
 def body_steps(
-    name: str, offset: int, start: int, stop: int, node: int | None
+    name: str, offset: int, start: int, stop: int, node: int | None, uid: int = 0
 ) -> Generator[Call[Any] | Buffer, Any, None]:
-    """Yield calls, whose answers are to be sent in, and between them the bytes start..stop of a body."""
+    """Yield calls, whose answers are to be sent in, and between them the bytes start..stop of a body: all of the log
+    with this `uid`, or of the one that answers first."""
     for first, end in ranges(start, max(start, stop)):
-        answer = yield body_call(name, offset, first, end, node)
+        uid, answer = yield body_call(name, offset, first, end, node, uid)
         if isinstance(answer, Encoded):
             encoding, stored = answer
             if stop > encoding.size:
@@ -186,7 +191,8 @@ def body_steps(
             step = next(steps, None)
             while step is not None:
                 if isinstance(step, tuple):
-                    step = steps.send((yield body_call(name, offset, *step, node, stored=True)))
+                    _, piece = yield body_call(name, offset, *step, node, uid, stored=True)
+                    step = steps.send(piece)
                 else:
                     yield step
                     step = next(steps, None)

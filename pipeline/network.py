@@ -525,7 +525,7 @@ class NetworkSource:
 
     def _body(self, one: Pending, offset: int, size: int) -> Iterator[bytes]:
         """Yield a body that did not come along, in pieces, from any node that has it."""
-        steps = body_steps(one.name, offset, 0, size, None)
+        steps = body_steps(one.name, offset, 0, size, None, one.uid)
         step = next(steps, None)
         while step is not None:
             if isinstance(step, Call):

@@ -262,12 +262,13 @@ class Page:
     `start` and `end` are the log's first offset and its next free one when `node` answered. `len(page)` is the number
     of records, `page.asked` the offset asked for (of a poll by time: the first one of then), `page.next` the one to go
     on from. `page.joined`: the epoch since which a topic's partition has slots that were others'; 0: of none.
+    `page.uid`: of the log that answered; 0: its node did not say.
     """
 
-    __slots__ = ("blocks", "start", "end", "node", "asked", "next", "joined", "_count", "_stop")
+    __slots__ = ("blocks", "start", "end", "node", "asked", "next", "joined", "uid", "_count", "_stop")
 
     def __init__(
-        self, data: Buffer, start: int, end: int, node: int, asked: int, limit: int, joined: int = 0
+        self, data: Buffer, start: int, end: int, node: int, asked: int, limit: int, joined: int = 0, uid: int = 0
     ) -> None:  # fmt: skip
         self.blocks = split_blocks(data)
         self.start = start
@@ -275,6 +276,7 @@ class Page:
         self.node = node
         self.asked = asked
         self.joined = joined
+        self.uid = uid
         present = 0
         last = end if asked < 0 else asked
         for block in self.blocks:

@@ -380,7 +380,7 @@ _TABLE = (
     ),
     Verb(
         "read_body",
-        (NAME, number("offset"), number("start", 0), optional(number("stop")), flag("stored", False)),
+        (NAME, number("offset"), number("start", 0), optional(number("stop")), flag("stored", False), uid("uid")),
         MEMBER, True, READ,
     ),
     Verb("latest", (NAME, text("consistency", "linearizable"), STALENESS, uid("uid")), READERS, True, READ),

@@ -258,6 +258,7 @@ class LogVerbs(ABC):
         consistency: str | None = None,
         staleness: float | None = None,
         since: int | None = None,
+        uid: int = 0,
         timeout: float | None = None,
     ) -> Page:
         """Read records from `offset` on (-1: those still to come), at least one if there is one.
@@ -266,7 +267,8 @@ class LogVerbs(ABC):
         `page.node` names who answered. `consistency`: ``local``, ``leader`` (default without `node`) or
         ``linearizable``. `staleness` (seconds): any member, or `node`, once it has applied everything that was
         committed so long ago. `since` (ms since 1970): not from `offset` but from the first record stamped then or
-        later. Raises `OutOfRange` or `Gone` for an offset that is not there, `GroupStopped`, `Corrupt`.
+        later. `uid` (of a `Page`): of that log only, and of none that was made under its name since. Raises
+        `OutOfRange` or `Gone` for an offset that is not there, `UnknownGroup`, `GroupStopped`, `Corrupt`.
         """
         deadline = self.yard.clock() + wait
         # Silence is no failure, so the server's answer has to come before the time for one question is over.
@@ -275,7 +277,8 @@ class LogVerbs(ABC):
             left = deadline - self.yard.clock()
             asked = max(0.0, min(left, most))
             call = poll_call(
-                self.name, offset, max_records, max_bytes, asked, node, bodies, consistency, staleness, since
+                self.name, offset, max_records, max_bytes, asked, node, bodies, consistency, staleness, since,
+                uid,
             )  # fmt: skip
             page = await self.yard.run(call, timeout)
             if len(page) or left <= most:
@@ -292,19 +295,21 @@ class LogVerbs(ABC):
         node: int | None = None,
     ) -> AsyncIterator[Record]:
         """Yield the records from `start` (default: the first one that the log has) up to `stop`, or to the log's end;
-        with `follow` it waits there for more."""
+        with `follow` it waits there for more. Raises `UnknownGroup` when the log was deleted meanwhile, also where
+        another one has its name."""
         if start is None:
             start = (await self.latest(node=node, consistency="leader" if node is None else "local")).start
-        offset = start
+        offset, uid = start, 0
         while stop is None or offset < stop:
             wanted = POLL_RECORDS if stop is None else min(POLL_RECORDS, stop - offset)
             wait = POLL_WAIT_S if follow else 0.0
-            page = await self.poll(offset, max_records=wanted, wait=wait, node=node, bodies=bodies)
+            page = await self.poll(offset, max_records=wanted, wait=wait, node=node, bodies=bodies, uid=uid)
+            uid = page.uid
             for record in page:
                 if stop is not None and record.offset >= stop:
                     # So many records of a keyed log may reach far behind it.
                     return
-                if not record.left_out or await self._fill(record, page.node):
+                if not record.left_out or await self._fill(record, page):
                     yield record
             if not len(page) and not follow:
                 return
@@ -342,7 +347,7 @@ class LogVerbs(ABC):
             page = await self.yard.run(call, timeout)
             records: list[Record] = []
             for record in page:
-                if not record.left_out or await self._fill(record, page.node):
+                if not record.left_out or await self._fill(record, page):
                     records.append(record)
             if len(page):
                 cursor = Cursor(cursor.uid, page.next)
@@ -353,42 +358,47 @@ class LogVerbs(ABC):
 
     async def read(self, offset: int, *, node: int | None = None, bodies: bool = True) -> Record:
         """Read one record; raise `OutOfRange` when it is not there yet."""
-        page = await self.poll(offset, max_records=1, node=node, bodies=bodies)
+        return (await self._read(offset, node, bodies))[0]
+
+    async def _read(self, offset: int, node: int | None, bodies: bool, uid: int = 0) -> tuple[Record, Page]:
+        page = await self.poll(offset, max_records=1, node=node, bodies=bodies, uid=uid)
         for record in page:
-            if record.offset != offset or (record.left_out and not await self._fill(record, page.node)):
+            if record.offset != offset or (record.left_out and not await self._fill(record, page)):
                 raise Gone(f"{self.name}: the record at {offset} gave way to a newer one with its key")
-            return record
+            return record, page
         raise OutOfRange(f"{self.name}: offset {offset} is not in {page.start}..{page.end}")
 
-    async def _fill(self, record: Record, node: int) -> bool:
+    async def _fill(self, record: Record, page: Page) -> bool:
         """Fetch a payload that did not fit into its page, unless it is too long for one buffer. False: its record gave
         way to a newer one with its key meanwhile."""
         if record.size > FRAME_BYTES_MAX:
             return True
         try:
-            record.fill(await self.read_body(record.offset, 0, record.size, node=node))
+            record.fill(await self.read_body(record.offset, 0, record.size, node=page.node, uid=page.uid))
         except Gone:
             # Whether the record went, or its bytes are not to be had there, the same member says.
-            page = await self.poll(record.offset, max_records=1, node=node, bodies=False)
-            if all(one.offset == record.offset for one in page):
+            found = await self.poll(record.offset, max_records=1, node=page.node, bodies=False, uid=page.uid)
+            if all(one.offset == record.offset for one in found):
                 raise
             return False
         return True
 
     async def read_body(
-        self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None
+        self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None, uid: int = 0
     ) -> bytes:
-        """Read bytes `start` up to `stop` (its end) of a record's body; a long range is read in pieces."""
-        pieces = [piece async for piece in self.body_pieces(offset, start, stop, node=node)]
+        """Read bytes `start` up to `stop` (its end) of a record's body; a long range is read in pieces, all of one log:
+        the one with this `uid`, if one is named. Raises `UnknownGroup` where its name is another one's by now."""
+        pieces = [piece async for piece in self.body_pieces(offset, start, stop, node=node, uid=uid)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def body_pieces(
-        self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None
+        self, offset: int, start: int = 0, stop: int | None = None, *, node: int | None = None, uid: int = 0
     ) -> AsyncIterator[bytes]:
         """Yield the same in pieces, so that a large body never has to fit into memory."""
         if stop is None:
-            stop = (await self.read(offset, node=node, bodies=False)).size
-        steps = body_steps(self.name, offset, start, stop, node)
+            record, page = await self._read(offset, node, False, uid)
+            stop, uid = record.size, page.uid
+        steps = body_steps(self.name, offset, start, stop, node, uid)
         step = next(steps, None)
         while step is not None:
             if isinstance(step, Call):

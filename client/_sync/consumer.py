@@ -321,9 +321,12 @@ class GroupConsumer:
         reading, offset = self._given
         done = False
         try:
-            record.fill(self.yard.log(reading.log).read_body(offset, 0, record.size))
+            record.fill(self.yard.log(reading.log).read_body(offset, 0, record.size, uid=reading.uid))
             self._take_news()
             done = self._own.owns(reading) and not reading.revoking and self.yard.clock() < self._own.lease
+        except (UnknownGroup, OutOfRange, Gone):
+            # Truncated meanwhile, or gone with its log: the next fetch says where it goes on.
+            self._look_again()
         finally:
             if not done:
                 self._given = None

@@ -100,7 +100,7 @@ async def read_log(
             ledger.problem(f"{log_name(log)}: node {page.node} answered in place of node {node}")
         for record in page:
             if record.left_out:
-                record.fill(await handle.read_body(record.offset, 0, record.size, node=node))
+                record.fill(await handle.read_body(record.offset, 0, record.size, node=node, uid=page.uid))
             judge(ledger, found, log, record, node)
             expected.discard(record.offset)
             found.count(record.size)

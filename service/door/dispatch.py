@@ -117,8 +117,10 @@ class SystemPort(ScanPort, HasKv, Protocol):
     ) -> tuple[dict[str, Any], list[Buffer]]:  # fmt: skip
         """Return the log's bounds and node, and record blocks."""
 
-    async def read_body(self, name: str, offset: int, start: int, stop: int | None, stored: bool = False) -> Any:
-        """Return a range of one record's body, or of what is stored of it."""
+    async def read_body(
+        self, name: str, offset: int, start: int, stop: int | None, stored: bool = False, *, uid: int = 0
+    ) -> tuple[int, Any]:
+        """Return the log's uid, and a range of one record's body or of what is stored of it."""
 
     async def bounds(
         self, name: str, consistency: str, *, staleness_s: float = 0.0, uid: int = 0
@@ -277,14 +279,15 @@ async def _poll(
 
 
 async def _read_body(
-    system: SystemPort, name: str, offset: int, start: int, stop: int | None, stored: bool
+    system: SystemPort, name: str, offset: int, start: int, stop: int | None, stored: bool, uid: int
 ) -> Data:  # fmt: skip
-    more = {"stored": True} if stored else {}
-    body = await system.read_body(name, offset, start, stop, **more)
+    more: dict[str, Any] = {"stored": True} if stored else {}
+    found, body = await system.read_body(name, offset, start, stop, **more, **_freshness(0.0, uid))
+    header: dict[str, Any] = {"node": system.node_id, "uid": found}
     if isinstance(body, tuple):
         envelope, size = body
-        return Data({"node": system.node_id, "envelope": envelope, "stored": size}, ())
-    return Data({"node": system.node_id}, (body,))
+        return Data({**header, "envelope": envelope, "stored": size}, ())
+    return Data(header, (body,))
 
 
 async def _latest(system: SystemPort, name: str, consistency: str, staleness_s: float, uid: int) -> object:

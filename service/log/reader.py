@@ -120,7 +120,7 @@ class LogReader:
         if offset != machine.end or offset < machine.start:
             machine.anchor(offset)
         pieces = await self._mended(member, machine, offset, max_records, max_bytes, bodies)
-        bounds = {"start": machine.start, "end": machine.end, "node": self._node_id}
+        bounds = {"start": machine.start, "end": machine.end, "node": self._node_id, "uid": member.uid}
         if machine.partition is not None and machine.partition.joined:
             # Of what is read here, or of a later state: a record that lies behind a fence never comes without it.
             bounds["joined"] = machine.partition.joined

@@ -88,17 +88,20 @@ class LogVerbs:
         return (header if since is None else {**header, "offset": offset}), blocks
 
     async def read_body(
-        self, name: str, offset: int, start: int, stop: int | None, stored: bool = False
-    ) -> Buffer | Encoded:
-        """Return bytes start..stop of one record's body, from this member; see `LogReader.read_body`."""
-        return await self._reader.read_body(self._find(name), offset, start, stop, stored)
+        self, name: str, offset: int, start: int, stop: int | None, stored: bool = False, *, uid: int = 0
+    ) -> tuple[int, Buffer | Encoded]:
+        """Return the log's uid and bytes start..stop of one record's body, from this member; see
+        `LogReader.read_body`."""
+        member = await self._reads.member(name, "local", 0.0, uid)
+        return member.uid, await self._reader.read_body(member, offset, start, stop, stored)
 
     async def bounds(
         self, name: str, consistency: str = "local", *, staleness_s: float = 0.0, uid: int = 0
     ) -> dict[str, int]:
         """Start and end of an append log."""
-        machine = append_log(await self._reads.member(name, consistency, staleness_s, uid))
-        return {"start": machine.start, "end": machine.end, "node": self._node_id}
+        member = await self._reads.member(name, consistency, staleness_s, uid)
+        machine = append_log(member)
+        return {"start": machine.start, "end": machine.end, "node": self._node_id, "uid": member.uid}
 
     async def truncate(self, name: str, before: int) -> int:
         """Drop the records before an offset; return the log's start. On the leader only; raises `NotLeader`,

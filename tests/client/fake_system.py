@@ -251,11 +251,11 @@ class FakeSystem:
             max_bytes -= sum(len(head) + len(body or b"") for head, body in part)
         return {"start": log.start, "end": log.end, "node": self.node_id}, blocks
 
-    async def read_body(self, name: str, offset: int, start: int, stop: int | None) -> Buffer:
+    async def read_body(self, name: str, offset: int, start: int, stop: int | None) -> tuple[int, Buffer]:
         body = self._log(name).records[offset][1] or b""
         if not 0 <= start <= (len(body) if stop is None else stop) <= len(body):
             raise OutOfRange("no such bytes")
-        return memoryview(body)[start:stop]
+        return 0, memoryview(body)[start:stop]
 
     async def bounds(self, name: str, consistency: str) -> dict[str, Any]:
         log = self._read(name, consistency)

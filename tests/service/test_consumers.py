@@ -92,6 +92,22 @@ async def test_a_long_record_whose_reading_is_cancelled_is_not_passed_over(
     assert [one.offset for one in got] == [1, 2] and got[0].payload == LONG
 
 
+async def test_a_long_record_that_is_truncated_while_it_is_read_is_passed_over(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await with_long(yard)
+    plain = EmbeddedLog.read_body
+
+    async def late(self: EmbeddedLog, *given: Any, **more: Any) -> bytes:
+        await self.truncate(2)
+        return await plain(self, *given, **more)
+
+    monkeypatch.setattr(EmbeddedLog, "read_body", late)
+    async with yard.consume("orders", group="g", start="earliest", max_bytes=PAGE) as records:
+        got = await taken(records, 2)
+    assert [one.offset for one in got] == [0, 2]
+
+
 async def test_commits_that_are_always_due_leave_room_for_records(yard: EmbeddedSystem) -> None:
     topic = yard.topic("orders")
     await topic.create(1)
