@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logyard.client.sync import Log, Yard
 from logyard.client.upload import WHOLE_BYTES
-from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, OutOfRange, Unknown
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, OutOfRange, Unknown, UnknownGroup
 
+from ..errors import DataLoss
 from ..network import NetworkSource
 from ..options import Options, parse_options
 from ..sources import Reading, Wanted
@@ -124,7 +125,7 @@ def import_logs(job: Import, logs: Sequence[LogPart]) -> Iterator[Result]:
             failure = ""
             try:
                 one.run()
-            except (ImportFailed, ExportError) as error:
+            except (ImportFailed, ExportError, UnknownGroup) as error:
                 failure = str(error)
             yield {
                 "log": log.log, "appended": one.appended, "compared": one.compared, "passed_over": one.passed_over,
@@ -156,16 +157,21 @@ class LogImport:
             start, end = self.log.latest()
             if end < self.next:
                 raise ImportFailed(f"log {self.part.log!r} ends at {end}, its records begin at {self.next}: delete it")
-            if start > self.next == self.part.start:
+            if start > self.next:
                 # Truncated since it was imported, unless it is another log: so something has to be compared.
-                self.passed_over = min(start, self.part.end) - self.next
-                self.next += self.passed_over
-                if self.next == self.part.end or self.next == end:
+                passed_over = min(start, self.part.end) - self.next
+                self.passed_over += passed_over
+                self.next += passed_over
+                if not (self.compared or self.appended) and self.next in (self.part.end, end):
                     raise ImportFailed(
                         f"log {self.part.log!r} begins at {start}, behind all that could be compared with the export "
                         f"({self.part.start} to {self.part.end}): if it is not this one, delete it"
                     )
-            self._compare(min(end, self.part.end))
+            try:
+                self._compare(min(end, self.part.end))
+            except DataLoss:
+                # Truncated or deleted meanwhile: what is there now is looked at.
+                continue
             if self.next == self.part.end:
                 return
             try:

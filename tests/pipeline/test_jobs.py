@@ -241,6 +241,25 @@ def test_a_log_with_nothing_to_compare_is_not_imported(
     assert (back["ok"], back["compared"], back["passed_over"]) == (True, 121 + 90, 30)
 
 
+def test_a_log_that_goes_while_it_is_compared_ends_no_import(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_export(spark(), Export({**servers(cluster), "subscribe": "plain,cut"}, tmp_path))
+    assert run_import(spark(), Import(tmp_path, servers(second)))["ok"]
+    plain = LogImport._compare
+    changes = {"plain": lambda: target.log("plain").truncate(30), "cut": lambda: target.delete("cut")}
+
+    def late(self: LogImport, end: int) -> None:
+        changes.pop(self.part.log, lambda: None)()
+        plain(self, end)
+
+    monkeypatch.setattr(LogImport, "_compare", late)
+    back = run_import(spark(), Import(tmp_path, servers(second)))
+    (deleted,) = back["failures"]
+    assert "'cut'" in deleted
+    assert not back["ok"] and (back["compared"], back["appended"]) == (121, 0) and not changes
+
+
 def test_an_export_that_was_killed_at_its_plan_begins_again(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
