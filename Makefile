@@ -44,6 +44,7 @@ $(STAMP): pyproject.toml | check-tree check-python
 	@.ci/venv $(PYTHON) $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade 'pip>=23.1' 'setuptools>=77'
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[test,spark]'
+	$(BIN)/python .ci/zip-code
 	@touch $@
 
 java:

@@ -58,6 +58,7 @@ STEPS = (
             ("host", "engine/host,engine/replica,engine/quiesce,engine/repair,engine/transfer", "tests/engine"),
         )
     ),
+    Step("catalog", ("-m", "tests.sim.catalog", "--seed", "100000", "--every", "10")),
     Step("fuzz", ("-m", "tests.fuzz", "--seconds", "60", "--golden", "--atheris", "--seed", "7")),
     Step("live", ("-m", "tests.fuzz.live", "--seconds", "600", "--seed", "100000")),
     Step("live-planted", ("-m", "tests.fuzz.live", "--seconds", "10", "--planted")),
