@@ -250,7 +250,8 @@ def test_a_log_that_goes_while_it_is_compared_ends_no_import(
     changes = {"plain": lambda: target.log("plain").truncate(30), "cut": lambda: target.delete("cut")}
 
     def late(self: LogImport, end: int) -> None:
-        changes.pop(self.part.log, lambda: None)()
+        if change := changes.pop(self.part.log, None):
+            change()
         plain(self, end)
 
     monkeypatch.setattr(LogImport, "_compare", late)
