@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -247,11 +247,13 @@ def test_a_log_that_goes_while_it_is_compared_ends_no_import(
     run_export(spark(), Export({**servers(cluster), "subscribe": "plain,cut"}, tmp_path))
     assert run_import(spark(), Import(tmp_path, servers(second)))["ok"]
     plain = LogImport._compare
-    changes = {"plain": lambda: target.log("plain").truncate(30), "cut": lambda: target.delete("cut")}
+    changes: dict[str, Callable[[], object]] = {
+        "plain": lambda: target.log("plain").truncate(30),
+        "cut": lambda: target.delete("cut"),
+    }
 
     def late(self: LogImport, end: int) -> None:
-        if change := changes.pop(self.part.log, None):
-            change()
+        changes.pop(self.part.log, int)()
         plain(self, end)
 
     monkeypatch.setattr(LogImport, "_compare", late)
