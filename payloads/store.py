@@ -328,6 +328,12 @@ class PayloadStore:
             return newest
         return max([newest, self._placement.newest, *self.catalog.set_aside_numbers()]) + 1
 
+    def reach(self, report: MigrateReport) -> None:
+        """Open the generations that a job wrote to: `adopt` reads them, and is no place to learn that it can't. Raises
+        `StoreShort`, `GenerationFailed`."""
+        for generation in {run[3] for run in report.runs}:
+            self.catalog.get(generation)
+
     def adopt(self, report: MigrateReport) -> None:
         """Switch the references to what a job wrote; then commit `changes`, and only then let its source go. Older
         copies of the same indexes are dead from here on; in the new copy is dead what died while the job ran."""

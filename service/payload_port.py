@@ -221,6 +221,7 @@ class StoreAdapter:
             if report.damaged:
                 uid, index, reason = report.damaged[0]
                 raise Corrupt(f"payload of entry {index} of group {uid:016x}", 0, "its hash", reason)
+            self._store.reach(report)
         except BaseException:
             self._store.abandon()
             raise

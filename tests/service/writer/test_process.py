@@ -19,10 +19,12 @@ from logyard.client.sync import Yard, connect_sync
 from logyard.engine.disk.door import Disk
 from logyard.engine.disk.lock import lock_directory, lock_holders
 from logyard.engine.host import admission as budget
+from logyard.payloads.generation import Generation
 from logyard.payloads.store import PayloadStore
 from logyard.protocol.errors import Busy, DirectoryInUse, JobPoisoned, NoSpace, StoreShort
 from logyard.service.check.run import check_directory
 from logyard.service.local_cluster import LocalCluster
+from logyard.service.payload_port import StoreAdapter
 from logyard.service.writer.process import COMMAND, WriterProcess
 from tests.engine.host.cluster import KIB, MIB, Cluster, cluster, payload_books, until
 from tests.service.writer import failing as failing_writer
@@ -273,6 +275,27 @@ async def test_a_rewriting_that_finds_no_descriptor_is_done_later(
             await system.storage.compactor.collect(0.5)
             assert 1 not in [one.id for one in system.store.generations()]
         assert [body for _, body in await c.read(1, 8)] == bodies[8:]
+        await check_books(c, tmp_path)
+
+
+async def test_a_migration_whose_copy_can_not_be_opened_for_want_of_descriptors_is_done_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was switched yet: after a switch that failed half way nothing is reclaimed until a restart."""
+    async with cluster(tmp_path, 1, writer=COMMAND, payload_cache_bytes=0) as c:
+        bodies = await c.fill(1, 10, 40 * KIB)
+        store = c.system(1).store
+        with monkeypatch.context() as patch:
+
+            def short(self: Generation) -> None:
+                raise StoreShort("no descriptors")
+
+            patch.setattr(Generation, "open_reader", short)
+            with pytest.raises(Busy, match="descriptors or memory"):
+                await c.nodes[1].compact()
+        assert isinstance(store, StoreAdapter) and not store.jobs.frozen
+        await c.nodes[1].compact()
+        assert [body for _, body in await c.read(1)] == bodies
         await check_books(c, tmp_path)
 
 
