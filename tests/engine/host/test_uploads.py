@@ -95,7 +95,8 @@ async def whole(c: Cluster, node: int, offset: int, size: int) -> bytes:
     """A payload, read in ranges that cut pieces."""
     step = 3 * SIZE // 2 + 1
     parts = [
-        plain(await c.nodes[node].read_body("log", offset, at, min(size, at + step))) for at in range(0, size, step)
+        plain((await c.nodes[node].read_body("log", offset, at, min(size, at + step)))[1])
+        for at in range(0, size, step)
     ]
     return b"".join(parts)
 
