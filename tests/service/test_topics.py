@@ -661,7 +661,8 @@ async def test_histories_over_growing_and_shrinking_under_load(tmp_path: Path, m
                 assert numbers == list(range(1, load.sent[key] + 1)), f"{group}, {key!r}: {numbers}"
         # All was read, and the last ones go as well.
         row = await topic.retire()
-        assert [one.number for one in row.partitions] == [0, 1] and len(row.ended) >= 6
+        # Which numbers are left depends on when what had them before was read.
+        assert row.partitions == row.live and len(row.live) == 2 and len(row.ended) >= 6
 
 
 async def test_a_producer_sends_again_after_partitions_were_added(yard: EmbeddedSystem) -> None:

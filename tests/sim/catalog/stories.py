@@ -30,7 +30,7 @@ from ..offline import complaints
 from ..patches import installed
 from .judge import founders, lost, rows, unsettled
 from .topics import Client, SimYard, grown, records_of, sends
-from .yard import Asked, Fault, Yard
+from .yard import STOP_S, Asked, Fault, Yard
 
 PREPARE_S = 60.0
 SETTLE_S = 180.0
@@ -619,8 +619,13 @@ class Without(Story):
     faults = False
     lasts_s = 900.0
     seconds = 600.0
-    patience_s = 6.0
-    """An election of the simulated nodes takes up to three."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long a call may take: an election of the simulated nodes takes up to three seconds, and who has asked a
+        node that is stopped then hears of it when that goes on."""
+        fault = self.yard.steps.fault
+        return 6.0 + (STOP_S if fault is not None and fault.kind == "stop" else 0.0)
 
     def prepare(self) -> None:
         """Make a log, a KV group and a coordinator of consumer groups, none of which needs nodes 1 and 2."""
