@@ -42,14 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def share_ports(worker: str) -> None:
-    """Give each worker ports of its own: those of a node that is down look free to whoever draws some, and are in use
-    when it starts again."""
+    """Give each worker ports of its own, and tests without workers others: those of a node that is down look free to
+    whoever draws some, and are in use when it starts again."""
     number = worker.removeprefix("gw")
-    if number.isdigit():
-        low, high = local_cluster.PORTS
-        width = (high - low) // WORKERS_MAX
-        low += int(number) % WORKERS_MAX * width
-        local_cluster.PORTS = low, low + width
+    share = int(number) % WORKERS_MAX if number.isdigit() else WORKERS_MAX
+    low, high = local_cluster.PORTS
+    width = (high - low) // (WORKERS_MAX + 1)
+    local_cluster.PORTS = low + share * width, low + (share + 1) * width
 
 
 @pytest.hookimpl(wrapper=True)
