@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,29 @@ def test_a_good_java_passes(checkout: Path) -> None:
     java.write_text("#!/bin/sh\necho 'openjdk version \"21\" 2023-09-19' >&2\n")
     java.chmod(0o755)
     assert make(checkout, "java", JAVA_HOME=str(checkout / "jre")).returncode == 0
+
+
+def test_zip_files_get_the_byte_code_of_what_is_installed_as_it_is_there(tmp_path: Path) -> None:
+    """Not of other source; again changes nothing; and what was cut off before is no obstacle."""
+    lib = tmp_path / "pyspark" / "python" / "lib"
+    lib.mkdir(parents=True)
+    with zipfile.ZipFile(lib / "one.zip", "w") as file:
+        for name in ("same", "other"):
+            (tmp_path / f"{name}.py").write_text(f"VALUE = {name!r}\n")
+            py_compile.compile(str(tmp_path / f"{name}.py"))
+            file.writestr(f"{name}.py", "VALUE = 'same'\n")
+        file.writestr("alone.py", "VALUE = 'alone'\n")
+    (lib / ".one.zip.part").write_bytes(b"PK")
+    for _ in range(2):
+        subprocess.run([sys.executable, ROOT / ".ci" / "zip-code", tmp_path], check=True)
+        with zipfile.ZipFile(lib / "one.zip") as file:
+            assert file.namelist() == ["same.py", "other.py", "alone.py", "same.pyc"]
+    program = "import alone, other, same; print(alone.VALUE, other.VALUE, same.VALUE, same.__file__[-4:])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(lib / "one.zip")}, cwd=lib,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["alone", "same", "same", ".pyc"]
 
 
 def test_what_is_run(checkout: Path) -> None:
