@@ -3,6 +3,7 @@ beside the tests that use it."""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -71,6 +72,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         elif not item.get_closest_marker("xdist_group") and shares(item):
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
     yield
+
+
+def pytest_collection_finish() -> None:
+    """Take the modules and the tests from what the collector looks through: seven thousand tests' worth of objects that
+    stay, and a sixteenth of all processor time was looking at them."""
+    gc.collect()
+    gc.freeze()
 
 
 def shares(item: pytest.Item) -> bool:

@@ -31,6 +31,7 @@ def collector() -> Iterator[None]:
     gc.set_threshold(*threshold)
     gc.unfreeze()
     gc.collect()
+    gc.freeze()
 
 
 async def look(nursery: trio.Nursery, count: int) -> tuple[int, bool]:
