@@ -138,6 +138,12 @@ class Load:
         self.frames += 1
         if self.measure_from <= now < self.measure_until:
             self.counted += count
+        if self.spec.rate:
+            # By when each was due: what a stall at the end of the time holds up counts with all that it waits.
+            for start in starts:
+                if self.measure_from <= start < self.measure_until:
+                    self.histogram.add(now - start)
+        elif self.measure_from <= now < self.measure_until:
             if starts[0] == starts[-1]:
                 self.histogram.add(now - starts[0], count)
             else:

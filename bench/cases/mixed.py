@@ -77,8 +77,10 @@ def run_mixed(settings: MixedSettings, cluster: Cluster, directory: Path, say: C
             found.update(piece)
     same = found.hexdigest() == digest_of(parts(settings.upload_bytes, seed))
     ratio = beside.quantile(0.99) / quiet.quantile(0.99) if quiet.samples and beside.samples else 0.0
+    sound = bool(same and not failed and ratio)
     return {
-        "ok": bool(same and not failed and 0 < ratio < RATIO_MAX),
+        "ok": sound and ratio < RATIO_MAX,
+        "sound": sound,
         "case": "mixed",
         "nodes": cluster.count,
         **asdict(settings),

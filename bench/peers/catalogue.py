@@ -10,11 +10,8 @@ from typing import Any
 
 from ..suite.ours import settings_of
 from ..suite.run import Contender
-from ..suite.table import Case, Profile
+from ..suite.table import SHIPPED, Case, Profile
 from .peer import PUT, WATCH, Load, Peer
-
-SHIPPED = "-as-shipped"
-"""Behind a rival's name: started as it comes, less durable than the others."""
 
 MODULES: Mapping[str, str] = {
     "etcd": "etcd", "etcd-debian": "etcd", "ra": "ra", "rabbitmq": "rabbitmq", "nats": "nats", "redis": "redis",

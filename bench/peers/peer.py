@@ -7,6 +7,7 @@ and how its load speaks to it (`load.Wire`, or a program of its own). Processes 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,7 +92,7 @@ class Peer:
 
     def __init__(self, nodes: int, directory: Path, shipped: bool = False) -> None:
         self.nodes = nodes
-        self.directory = directory
+        self.directory = directory.resolve()
         self.shipped = shipped
         self.processes: list[subprocess.Popen[bytes]] = []
         self.logs: list[Path] = []
@@ -175,12 +176,12 @@ class Peer:
     def spawn(
         self, words: Sequence[str], name: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start one process; what it says goes to `NAME.log`."""
+        """Start one process, which ends with this one; what it says goes to `NAME.log`."""
         log = self.directory / f"{name}.log"
         with log.open("ab") as stream:
             process = subprocess.Popen(
-                list(words), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, cwd=cwd or self.directory,
-                env={**os.environ, **(environment or {})}, start_new_session=True,
+                [*with_parent(), *words], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
+                cwd=cwd or self.directory, env={**os.environ, **(environment or {})}, start_new_session=True,
             )  # fmt: skip
         self.processes.append(process)
         self.logs.append(log)
@@ -241,6 +242,12 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def with_parent() -> list[str]:
+    """Return the words before a command that end its process when this one is killed; none where no program does."""
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "KILL", "--"] if found else []
 
 
 def tail_of(log: Path) -> str:

@@ -97,7 +97,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def machines(samples: Sequence[Mapping[str, Any]]) -> str:
     """Return the machine's speeds over all samples, least and most: a machine that changed explains a figure."""
-    keys = [key for key in (samples[0].get("machine") or {}) if samples] if samples else []
+    keys = list(dict.fromkeys(key for sample in samples for key in sample.get("machine") or {}))
     lines = []
     for key in keys:
         values = [sample["machine"][key] for sample in samples if key in (sample.get("machine") or {})]
@@ -146,7 +146,7 @@ def honest_line(rows: Sequence[Row], samples: Sequence[Mapping[str, Any]], words
         ours = next(row for row in group if row.system == OURS)
         gains = []
         for row in group:
-            if row is not ours and row.median:
+            if row is not ours and row.median and not row.apart:
                 gain = ours.median / row.median if case.more else row.median / ours.median
                 gains.append((gain, f"{number(gain)} x {row.system} {row.version}"))
                 remarks.update({row.system: row.notes} if row.notes else {})

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .table import BadSuite, Case, Profile, case_of
+import xxhash
+
+from .table import SHIPPED, BadSuite, Case, Profile, case_of
 
 FORMAT = 1
 PLAN = "suite.json"
@@ -45,15 +48,30 @@ class Samples:
 
     def begin(self, profile: Profile, systems: Sequence[str]) -> bool:
         """Take a new or empty directory, or go on in one of the same run; return whether it goes on."""
-        told = {"format": FORMAT, "profile": profile.name, "systems": list(systems)}
+        told = {
+            "format": FORMAT, "profile": profile.name, "systems": list(systems), "build": build(),
+            "host": machine_name(),
+        }  # fmt: skip
         place = self.directory / PLAN
         if place.exists():
             found = self.told()
-            if {key: found.get(key) for key in told} != told:
+            # Whether a rival is less durable as it comes is known once it is installed.
+            plain = [
+                [name for name in one if not name.endswith(SHIPPED)] for one in (found.get("systems", []), systems)
+            ]
+            if found.get("profile") != profile.name or plain[0] != plain[1]:
                 raise BadSuite(
                     f"{self.directory} holds a run {found.get('profile')} of {', '.join(found.get('systems', []))}: "
                     "give the same, or another --report"
                 )
+            for key, what in (("build", "build of logyard"), ("host", "machine")):
+                if found.get(key) != told[key]:
+                    raise BadSuite(
+                        f"{self.directory} holds a run of another {what} ({found.get(key)}, this one is {told[key]}), "
+                        "and rounds of both make no median: give another --report"
+                    )
+            if len(systems) > len(found["systems"]):
+                write(place, told)
             return True
         if self.directory.exists() and any(self.directory.iterdir()):
             raise BadSuite(f"{self.directory} is not empty, and holds no run of the suite")
@@ -106,6 +124,29 @@ class Samples:
             if found is not None:
                 case_of(path.parent.name)
                 yield found
+
+
+def build() -> str:
+    """Return which build of logyard this is: its version, and a digest of the package's sources."""
+    import logyard
+
+    found = xxhash.xxh3_64()
+    for directory, folders, names in os.walk(Path(str(logyard.__file__)).parent, followlinks=True):
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                found.update(name.encode())
+                found.update((Path(directory) / name).read_bytes())
+    return f"{logyard.__version__} {found.hexdigest()[:12]}"
+
+
+def machine_name() -> str:
+    """Return which machine this is, as far as it can tell: cores, kernel, and the system's own identity."""
+    try:
+        identity = Path("/etc/machine-id").read_text(encoding="utf-8").strip()[:12]
+    except OSError:
+        identity = ""
+    return f"{len(os.sched_getaffinity(0))} cores, Linux {platform.release()} {identity}".strip()
 
 
 def write(place: Path, found: object) -> None:

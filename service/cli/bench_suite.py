@@ -216,7 +216,8 @@ def bench_compare(before: Path, after: Path, tolerance: float, output: Output) -
         [
             (
                 one.case, one.system, f"{one.before.median:,.6g}", f"{one.after.median:,.6g} {one.after.case.unit}",
-                f"{one.ratio:.3g}", f"{one.low:.3g} - {one.high:.3g}", "worse" if one.worse else "",
+                f"{one.ratio:.3g}", f"{one.low:.3g} - {one.high:.3g}",
+                "; ".join(["worse"] * one.worse + list(one.after.failed)),
             )
             for one in changes
         ],

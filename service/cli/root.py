@@ -267,22 +267,26 @@ cli.subjects = SUBJECTS
 
 
 class Terminate:
-    """A handler of SIGTERM, which is like Ctrl-C: nodes and rivals are stopped, temporary directories removed. Another
-    one does not interrupt that, unless it takes long."""
+    """A handler of SIGTERM and SIGHUP, which are like Ctrl-C: nodes and rivals are stopped, temporary directories
+    removed. Another one does not interrupt that, unless it takes long."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until = 0.0
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, number: int = signal.SIGTERM, _frame: object = None) -> None:
         """Exit."""
         if (now := self._clock()) >= self._until:
             self._until = now + AGAIN_SECONDS
-            raise Terminated(EXIT_TERMINATED)
+            raise Terminated(128 + number)
 
 
 def main() -> None:
     """Run the command line; ends the process with the exit code."""
     # `serve` and `up` set handlers of their own.
-    signal.signal(signal.SIGTERM, Terminate())
+    stop = Terminate()
+    signal.signal(signal.SIGTERM, stop)
+    # Under nohup a terminal that goes away ends nothing.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, stop)
     cli(prog_name="logyard")

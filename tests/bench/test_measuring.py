@@ -66,7 +66,8 @@ def test_histograms_of_processes_merge_through_their_dumps() -> None:
 
 
 def paced(monkeypatch: pytest.MonkeyPatch, begins: float, ends: float) -> Load:
-    """A load of an append a hundredth of a second for three seconds, answered at once but between two times."""
+    """A load of an append a hundredth of a second for three seconds, answered at once but between two times, the last
+    of which may be after its time."""
     clock = SimpleNamespace(now=0.0)
     waiting: list[Any] = []
 
@@ -94,6 +95,9 @@ def paced(monkeypatch: pytest.MonkeyPatch, begins: float, ends: float) -> Load:
 
     async def main() -> None:
         await load.pace(0.0)
+        clock.now = max(clock.now, ends)
+        for answer in waiting:
+            answer()
 
     trio.run(main)
     assert load.number == 300 and load.outstanding == 0 and load.drained.is_set()
@@ -108,6 +112,13 @@ def test_a_stall_is_in_the_latency_of_all_that_was_due_meanwhile(monkeypatch: py
     # A third of all were due during the stall, and waited for half a second on average.
     assert load.histogram.mean == pytest.approx(1 / 6, rel=0.05)
     assert load.histogram.quantile(0.5) < 0.01 and load.histogram.quantile(0.8) > 0.3
+
+
+def test_a_stall_across_the_end_of_the_time_is_in_the_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = paced(monkeypatch, 2.0, 4.0)
+    assert load.counted == pytest.approx(200, abs=2)
+    assert load.histogram.samples == pytest.approx(300, abs=2)
+    assert load.histogram.worst_seconds == pytest.approx(2.0, abs=0.02) and load.histogram.quantile(0.7) > 1.0
 
 
 def test_a_paced_load_ends_when_its_last_answers_come_before_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,20 @@ def test_a_bar_is_as_long_as_its_share_of_the_longest() -> None:
     assert bars[0] == 2 * bars[1] > 100
 
 
+def test_the_machine_is_shown_though_the_first_rival_is_not_installed() -> None:
+    missing = {"case": "closed-256", "system": "etcd", "round": 1, "failed": "not installed: x", "version": ""}
+    assert "fdatasync_us" in page.machines([missing, SAMPLES[0]])
+
+
+def test_rounds_of_another_hour_are_marked_and_no_ratio_is_made_of_them() -> None:
+    found = [sample("closed-256", OURS, 100.0), sample("closed-256", "etcd", 80.0),
+             sample("closed-256", "ra", 50.0, at="2026-11-27T10:00:00Z")]  # fmt: skip
+    ours, etcd, ra = sorted(rows(found), key=lambda row: (row.system != OURS, row.system))
+    assert ra.notes == ["not made in the hour of ours: rounds 1"] and not ours.notes and not etcd.notes
+    line = page.honest_line(rows(found), found, "standard")
+    assert "1.25 x etcd" in line and "x ra" not in line
+
+
 def test_nothing_measured_is_a_page_too() -> None:
     assert "<h1>empty</h1>" in page.report("empty", [], [])
 

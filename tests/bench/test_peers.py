@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +14,12 @@ from typing import Any, cast
 
 import pytest
 
+from logyard.bench.cluster import reach
 from logyard.bench.peers import etcd, nats, rabbitmq, redis, zookeeper
 from logyard.bench.peers.catalogue import MODULES, contenders, load_of, peer_of
 from logyard.bench.peers.load import PeerLoad, WatchLoad, Wire
-from logyard.bench.peers.peer import GET, WATCH, Load, PeerFailed, PeerSpec
+from logyard.bench.peers.peer import GET, WATCH, Load, PeerFailed, PeerSpec, with_parent
+from logyard.bench.suite.samples import Samples
 from logyard.bench.suite.table import PROFILES, RIVALS, case_of
 
 SPEC = PeerSpec("none", [], ["bench-000000"], 64, 2, 1, 1, 0, 0.0, 1.0, 0.0, 3)
@@ -63,6 +68,73 @@ def test_clients_are_spread_over_the_load_processes(tmp_path: Path, monkeypatch:
     peer.primary = "127.0.0.1:1"
     specs = peer.specs(Load(5, 1, 256, 1, 1.0, 0.0, 100.0, 2))
     assert [(spec.clients, spec.lane, spec.rate) for spec in specs] == [(3, 0, 60.0), (2, 1, 40.0)]
+
+
+def test_a_rival_finds_its_files_where_the_report_is_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with redis.Redis(1, Path("figures/work/nodes")) as peer:
+        (peer.directory / "n0").mkdir()
+        assert peer.spawn(["test", "-d", str(peer.directory / "n0")], "n0").wait() == 0
+
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from logyard.bench.peers.redis import Redis
+from logyard.service.cli import root
+
+def work(**_):
+    with Redis(1, Path(sys.argv[1])) as peer:
+        print(peer.spawn(["sleep", "600"], "n0").pid, flush=True)
+        time.sleep(600)
+
+root.cli = work
+root.main()
+"""
+
+
+@pytest.mark.skipif(not with_parent(), reason="setpriv (util-linux) is not installed")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_a_rival_ends_with_who_started_it(tmp_path: Path, number: int) -> None:
+    words = [sys.executable, "-c", STARTER, str(tmp_path / "n")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, restore_signals=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.send_signal(number)
+        process.wait(15)
+        reach("the rival's end", lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in status_of(pid), 10.0)
+
+
+def status_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return "State:\tZ"
+
+
+def test_a_rival_that_was_installed_meanwhile_joins_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile, versions = PROFILES["full"], iter(("", "7.0", ""))
+    for goes_on in (False, True, True):
+        version = next(versions)
+        monkeypatch.setattr(redis.Redis, "version", classmethod(lambda cls, found=version: found))
+        names = [one.name for one in contenders(["redis"], True)]
+        assert Samples(tmp_path / "a").begin(profile, names) is goes_on
+
+
+def test_a_rivals_latency_at_a_rate_is_that_of_what_was_due_in_the_time() -> None:
+    async def check() -> None:
+        wire, load, _ = await loaded(redis.WIRE, SPEC._replace(rate=100.0))
+        load.measure_from, load.measure_until = 10.0, 11.0
+        for due in (9.9, 10.5, 11.5):
+            load.outstanding += 1
+            load.done(wire, [(0, due)])
+        assert load.histogram.samples == 1 and load.counted == 0
+
+    run(check)
 
 
 def test_a_rival_that_ended_says_its_last_words(tmp_path: Path) -> None:
@@ -225,10 +297,8 @@ def test_etcd_counts_what_each_watcher_sees_up_to_the_last_write() -> None:
         def tell(*fields: bytes) -> None:
             """The same to both, cut where a frame may be cut."""
             told = etcd.message(*fields)
-            for stream in (1, 3):
-                wire.data_received(
-                    etcd.frame(etcd.DATA, 0, stream, told[:3]) + etcd.frame(etcd.DATA, 0, stream, told[3:])
-                )
+            for _ in range(2):
+                wire.data_received(etcd.frame(etcd.DATA, 0, 1, told[:3]) + etcd.frame(etcd.DATA, 0, 1, told[3:]))
 
         def event(number: int) -> bytes:
             kv = etcd.field(b"\x0a", b"bench-000000") + b"\x10\x02" + etcd.field(b"\x2a", load.workload.body(number))
@@ -237,7 +307,9 @@ def test_etcd_counts_what_each_watcher_sees_up_to_the_last_write() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(load.run())
             await asyncio.sleep(0)
-            assert transport.sent.count(b"Watch/Watch") == 2 and b"KV/Put" not in transport.sent
+            # As its own client has them: one stream.
+            assert transport.sent.count(b"Watch/Watch") == 1 and transport.sent.count(b"bench-000000") == 2
+            assert b"KV/Put" not in transport.sent
             tell(etcd.field(b"\x0a", b"header"), b"\x10\x07\x18\x01")
             while b"KV/Put" not in transport.sent:
                 await asyncio.sleep(0)

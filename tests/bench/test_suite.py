@@ -229,6 +229,46 @@ def test_a_comparison_has_the_spread_of_both_and_names_what_is_missing() -> None
     assert missing == ["alone-256 of logyard is only in A", "kv-put of logyard is only in B"]
 
 
+def test_what_fails_in_b_is_worse_and_not_absent() -> None:
+    before = rows([sample("closed-256", 100.0, 1), sample("kv-put", 1.0, 1), sample("kv-put", 1.0, 1, "etcd")])
+    none, some = [sample("closed-256", None, 1)], [sample("closed-256", 100.0, 1), sample("closed-256", None, 2)]
+    for failed in (none, some):
+        after = rows([*failed, sample("kv-put", 1.0, 1), sample("kv-put", None, 1, "etcd")])
+        changes, missing = compare(before, after, 0.2)
+        assert [(one.case, one.system) for one in changes if one.worse] == [("closed-256", OURS)]
+        # That a rival failed is no fault of ours.
+        assert missing == ["kv-put of etcd is only in A"]
+
+
+def test_open_loops_are_compared_by_how_late_they_are() -> None:
+    assert {(one.figure, one.more) for one in CASES if one.settings.get("rate")} == {("p99_ms", False)}
+
+
+def test_a_figure_beyond_its_aim_is_a_figure(tmp_path: Path) -> None:
+    ratios = iter((2.6, 3.4, 3.9))
+
+    def run_one(*_: object) -> dict[str, Any]:
+        ratio = next(ratios)
+        return {"ok": ratio < 3, "sound": True, "ratio": ratio}
+
+    samples = Samples(tmp_path)
+    run_suite(dataclasses.replace(TINY, cases=("mixed",)), [Contender(OURS, "1", run_one)], samples, quiet, uncounted)
+    (row,) = rows(samples.all())
+    assert (row.rounds, row.median) == (3, 3.4)
+
+
+@pytest.mark.parametrize("name", ["build", "machine_name"])
+def test_a_run_does_not_go_on_with_another_build_or_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for value in ("aaaa", "bbbb"):
+        monkeypatch.setattr(f"logyard.bench.suite.samples.{name}", lambda value=value: value)
+        if value == "aaaa":
+            Samples(tmp_path / "a").begin(TINY, [OURS])
+    with pytest.raises(BadSuite, match=r"aaaa.*bbbb"):
+        Samples(tmp_path / "a").begin(TINY, [OURS])
+
+
 def test_samples_can_be_read_as_json(tmp_path: Path) -> None:
     one, _ = system(OURS)
     samples = Samples(tmp_path)
