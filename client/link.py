@@ -57,6 +57,9 @@ class Owner(Protocol):
     def lost(self, link: Link) -> None:
         """Take note that a link died."""
 
+    def kick(self, lane: Lane) -> None:
+        """See that what a lane has to send is sent."""
+
 
 class Bell:
     """Wakes one task; ringing before it waits is remembered."""
@@ -221,6 +224,9 @@ class Link:
                     channel.append(lane.uid, batch.encoded(), batch, batch.flags | lane.for_kind)
                     if batch.mode == REPLY_NONE:
                         lane.blind(batch)
+                if lane.waiting and (lane.held_until > now or lane.needs_session):
+                    # It was refused while it stood here: nobody else looks after its time, or its session.
+                    self.network.kick(lane)
         asked, self._asked = self._asked, channel.asked
         if self._asked != asked:
             self._lone = most <= 1 and self._asked == asked + 1

@@ -86,7 +86,7 @@ class Client:
         routes: Any = SimpleNamespace(greeted=lambda hello, address: None)
         owner: Any = SimpleNamespace(
             runtime=TrioRuntime(), routes=routes, dial=self.dial, clock=trio.current_time,
-            opened=lambda link: None, lost=lambda link: None,
+            opened=lambda link: None, lost=lambda link: None, kick=self.kick,
         )  # fmt: skip
         self.link = Link(cast(Owner, owner), 1, ("127.0.0.1", 1))
         window = Window(1 << 30, lambda: None)

@@ -1,20 +1,30 @@
-"""Calls of the asynchronous client, beside a network that is made up: who gives up when, and who does not."""
+"""Calls of the asynchronous client, beside a network that is made up: who gives up when, and who does not; and its
+lanes, which somebody always looks after."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import trio
+import trio.testing
 
 from logyard.client.admin import Call, call_leader
-from logyard.client.aio import connect
+from logyard.client.aio import Yard, connect
 from logyard.client.network import Network
+from logyard.client.sequences import Sequences
 from logyard.client.session import Pushed, not_secured
+from logyard.client.session_keeper import SessionKeeper
 from logyard.client.sync import connect_sync
-from logyard.protocol.errors import BadRequest, LogyardError, SessionExpired
+from logyard.protocol import wire
+from logyard.protocol.errors import BadRequest, Busy, LogyardError, SessionExpired, encode_error
+from logyard.protocol.frame import Buffer
+
+from .test_link import UID, Wire
 
 ADDRESS = ("a", 1)
 
@@ -70,3 +80,104 @@ async def test_what_is_no_name_of_a_host_is_told_as_that() -> None:
                 pass
         with pytest.raises(BadRequest, match="no name of a host"):
             connect_sync([text])
+
+
+class Node(Wire):
+    """A node that leads one log, and answers its frames when the test does."""
+
+    def _take(self, who: str, buffers: list[Buffer], room: int) -> int:
+        data = b"".join(buffers)[:room]
+        view = self._receiver.buffer()
+        view[: len(data)] = data
+        for frame in self._receiver.received(len(data)):
+            if frame.type == wire.APPEND:
+                self.requests.append(frame.request)
+            elif frame.type == wire.CALL:
+                self.push([wire.encode_result(frame.request, [["log", UID, 1, [1], False, "log"]])])
+        return len(data)
+
+    def push(self, buffers: list[Buffer]) -> None:
+        self._come += b"".join(buffers)
+        self._bell.set()
+        self._bell = trio.Event()
+
+    def replies(self, *items: tuple[int, LogyardError | None]) -> None:
+        """Answer frames, all in one: that they are there, or with an error."""
+        self.push(
+            wire.encode_replies(
+                [
+                    (request, 0, wire.REPLY.pack(0, 1)) if error is None else (request, 1, encode_error(error))
+                    for request, error in items
+                ]
+            )
+        )
+
+
+@asynccontextmanager
+async def one_node(exactly_once: bool = False) -> AsyncIterator[tuple[Node, Yard]]:
+    node = Node()
+
+    async def dial(host: str, port: int) -> Node:
+        await trio.lowlevel.checkpoint()
+        return node
+
+    yard = Yard(["127.0.0.1:1"], timeout=30.0, retry=True, window_bytes=1 << 20, exactly_once=exactly_once)
+    yard.dial = dial
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(yard.serve)
+        await yard.first_contact()
+        yield node, yard
+        nursery.cancel_scope.cancel()
+
+
+async def refused_while_it_stands_in_its_links_list(node: Node, yard: Yard, error: LogyardError) -> None:
+    """Have the answer to one frame give a record, and the last of those under way refused right behind it."""
+    log = yard.log("log")
+
+    def another() -> None:
+        log.append_nowait(b"r", b"3")
+
+    first = log.append_nowait(b"r", b"1")
+    await trio.testing.wait_all_tasks_blocked()
+    log.append_nowait(b"r", b"2")
+    await trio.testing.wait_all_tasks_blocked()
+    first.on_done(another)
+    a, b = node.requests
+    node.replies((a, None), (b, error))
+    await trio.sleep(1.0)
+
+
+async def test_a_lane_that_is_refused_while_it_stands_in_its_links_list_is_not_forgotten(autojump_clock: Any) -> None:
+    async with one_node() as (node, yard):
+        await refused_while_it_stands_in_its_links_list(node, yard, Busy("a test", 0.002))
+        assert len(node.requests) == 4, "both are sent when the time is over"
+
+
+async def test_a_lane_whose_session_ends_while_it_stands_in_its_links_list_gets_another(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[object] = []
+    monkeypatch.setattr(SessionKeeper, "want", lambda self, lane, nursery: wanted.append(lane))
+    async with one_node(exactly_once=True) as (node, yard):
+        lane = yard.log("log").lane
+        lane.numbers = Sequences(9)
+        await refused_while_it_stands_in_its_links_list(node, yard, SessionExpired("a test"))
+        assert wanted == [lane]
+
+
+async def test_what_waits_for_a_session_behind_what_needs_none_gets_one(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is never answered shares their lane's turn, and nothing comes after it that would remind of them."""
+    wanted: list[object] = []
+    monkeypatch.setattr(SessionKeeper, "want", lambda self, lane, nursery: wanted.append(lane))
+    async with one_node(exactly_once=True) as (node, yard):
+        log = yard.log("log")
+        # What left last was not alone, so the next ones leave in the next turn.
+        for number in range(2):
+            log.append_nowait(b"r", b"%d" % number, reply="none")
+        await trio.testing.wait_all_tasks_blocked()
+        log.append_nowait(b"r", b"2", reply="none")
+        log.append_nowait(b"r", b"3")
+        await trio.sleep(1.0)
+        assert len(node.requests) == 2 and wanted == [log.lane]
