@@ -229,6 +229,9 @@ class Consumer:
     def _settle(self, what: int, message: Message, multiple: bool) -> None:
         self._is_here()
         with self._changed:
+            if not self._settles:
+                # Who waits for a message tells it, as there is none.
+                self._changed.notify_all()
             self._settles.add(what, message.tag, multiple)
             self._count += 1
             self._given += 1

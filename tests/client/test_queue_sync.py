@@ -126,6 +126,21 @@ def test_leaving_waits_for_what_another_thread_tells() -> None:
     assert yard.log == ["settled", "detached"]
 
 
+def test_what_is_acknowledged_while_another_thread_waits_for_a_message_leaves() -> None:
+    yard: Any = Late()
+    consumer = Consumer(yard, "q", 256, 1 << 20)
+    consumer._changed = Watched(yard.stirred)
+    thread = threading.Thread(target=consumer.get, args=(None,))
+    thread.start()
+    try:
+        assert yard.stirred.wait(20.0)
+        consumer.ack(message(1))
+        assert yard.asked.wait(20.0)
+    finally:
+        consumer.close()
+        thread.join(20.0)
+
+
 def test_what_an_interrupt_kept_from_being_settled_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> bytes:
         raise KeyboardInterrupt
