@@ -17,9 +17,9 @@ class MachineBatch(Batch):
 
     def __init__(self, lane: Lane, serial: int, deadline: float, flags: int, command: bytes) -> None:
         super().__init__(lane, serial, deadline, flags, command)
-        # An empty one is this machine's own, too, and not an append's. What is no bytes is refused here, where it is
-        # its caller's error, and not where the frames of all callers are made.
-        self.command = memoryview(command).tobytes()
+        if not command:
+            # It is this machine's own, too, and not an append's.
+            self.command = b""
 
     def _region(self) -> bytes:
         # As it was given: what it begins with has no meaning but its machine's.

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 from logyard.protocol.errors import BadRequest, LogyardError, Unknown, WrongKind
-from logyard.protocol.frame import Buffer, encode_frame
+from logyard.protocol.frame import Buffer, CommandFrame
 from logyard.protocol.wire import ProtocolError
 
 from .admin import call_leader
@@ -104,18 +104,19 @@ class Session:
             await self.close()
 
     async def command(
-        self, command: bytes, payload: Buffer | None = None, *, metadata: bytes = b"", timeout: float | None = None
+        self, command: bytes, payload: Buffer | None = None, *, metadata: Buffer = b"", timeout: float | None = None
     ) -> bytes:
         """Return the machine's reply to a command with one record, which is applied exactly once; at most 64 of a
-        session are under way. Raises what the machine refused it with, `SessionExpired`, or `Unknown` after `timeout`
-        seconds. 64 that were given up before a node saw them end the session."""
+        session are under way. Raises what the machine refused it with, `BadRequest` for what is no bytes,
+        `SessionExpired`, or `Unknown` after `timeout` seconds. 64 that were given up before a node saw them end the
+        session."""
+        frame = CommandFrame(command, metadata, payload)
         numbers = self._numbers
         while not numbers.room:
             await self._room.park()
         sequence = numbers.next()
-        frame = encode_frame([(metadata, payload)], command=command, session=self.id, sequence=sequence)
         try:
-            return await self._network.command(self.name, frame, timeout)
+            return await self._network.command(self.name, frame.encode(self.id, sequence), timeout)
         except LogyardError as error:
             if error.code == OUT_OF_WINDOW:
                 # Nor can a later one be applied. Those given up are not sent again: who looked may have redone them.

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from logyard.protocol import queue as qw
 from logyard.protocol.errors import LogyardError, Unknown
-from logyard.protocol.frame import encode_frame
+from logyard.protocol.frame import CommandFrame
 from logyard.protocol.queue import Message
 
 from ._sync.frames import Appends, FramedQueue
@@ -248,15 +248,16 @@ class Consumer:
             raise self.failure.again()
 
     def command(self, command: bytes) -> bytes:
-        """Send one command of this consumer's session, exactly once; return its reply."""
+        """Send one command of this consumer's session, exactly once; return its reply. Raises `BadRequest` for what is
+        no bytes."""
         self._is_here()
+        frame = CommandFrame(command, b"", None)
         with self._changed:
             while not self._numbers.room:
                 self._changed.wait()
             sequence = self._numbers.next()
         try:
-            frame = encode_frame([(b"", None)], command=command, session=self.session, sequence=sequence)
-            return self.yard.command(self.name, frame)
+            return self.yard.command(self.name, frame.encode(self.session, sequence))
         except LogyardError as error:
             if error.code == OUT_OF_WINDOW:
                 # No later one can be applied either: see `messages.Session.command`.

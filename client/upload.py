@@ -28,6 +28,7 @@ from logyard.protocol.frame import (
     UNIFORM,
     Buffer,
     encode_parts,
+    view_of,
 )
 
 from .admin import Call
@@ -67,7 +68,7 @@ class Cutter:
     def feed(self, data: Buffer) -> Iterator[Buffer]:
         """Yield the pieces that are full now. Only the last one may be under way when this is over, and is a copy where
         the buffer could change: who gave it may use it again for what comes next. Raises `BadRequest`."""
-        view = memoryview(data).cast("B")
+        view = view_of("a payload", data)
         self.size = check_size(self.size + len(view))
         while len(self._held) + len(view) >= PIECE_BYTES_MAX:
             taken = PIECE_BYTES_MAX - len(self._held)
@@ -103,8 +104,8 @@ class Upload:
         compress: bool = False,
         command: bytes = APPEND_COMMAND,
     ) -> None:
-        self._command = command
-        self._head = bytes(metadata)
+        self._command = view_of("a command", command).tobytes()
+        self._head = view_of("metadata", metadata).tobytes()
         if len(self._head) > HEAD_BYTES_MAX:
             raise BadRequest(f"metadata of {len(self._head)} bytes is above its limit of {HEAD_BYTES_MAX}")
         self.name = name

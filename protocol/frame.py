@@ -149,6 +149,8 @@ class Frame:
     __slots__ = ("table", "heads", "small", "large", "size", "marked", "command", "commands")
 
     def __init__(self, at: int | None = None, command: bytes = b"") -> None:
+        if type(command) is not bytes:
+            command = view_of("a command", command).tobytes()
         self.command = command or append_command(at)
         self.commands: list[bytes] | None = None
         self.table: list[int] = []
@@ -246,6 +248,23 @@ class Frame:
             return command + struct.pack("<I", heads.pop() + _body(bodies.pop()))
         sizes = [head + _body(body) for head, body in zip(self.table[::2], self.table[1::2], strict=True)]
         return b"".join((command[:2], bytes((command[2] | EACH,)), command[3:], struct.pack(f"<{len(sizes)}I", *sizes)))
+
+
+class CommandFrame(Frame):
+    """One command of any machine, with one record. Raises `BadRequest` for what is no bytes, or too many."""
+
+    __slots__ = ()
+
+    def __init__(self, command: bytes, metadata: Buffer, payload: Buffer | None) -> None:
+        super().__init__(None, command)
+        if not command:
+            # It is this machine's own, too, and not an append's.
+            self.command = b""
+        self.put(metadata, payload)
+
+    def _region(self) -> bytes:
+        # As it was given: what it begins with has no meaning but its machine's.
+        return self.command
 
 
 def _body(size: int) -> int:

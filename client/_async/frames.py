@@ -13,7 +13,7 @@ import msgpack
 
 from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError
-from logyard.protocol.frame import Buffer, Frame
+from logyard.protocol.frame import Buffer, CommandFrame, Frame
 from logyard.protocol.kv import Bodies, bodies_of
 
 from ..admin import plain
@@ -130,18 +130,3 @@ class FramedMachine(MachineVerbs):
     async def _send(self, command: bytes, metadata: Buffer, payload: Buffer | None, timeout: float | None) -> bytes:
         reply, _ = await self.yard.append(self.name, CommandFrame(command, metadata, payload), timeout)
         return reply
-
-
-class CommandFrame(Frame):
-    """One command with one record."""
-
-    __slots__ = ()
-
-    def __init__(self, command: bytes, metadata: Buffer, payload: Buffer | None) -> None:
-        super().__init__()
-        self.command = command
-        self.put(metadata, payload)
-
-    def _region(self) -> bytes:
-        # As it was given: what it begins with has no meaning but its machine's.
-        return self.command

@@ -14,7 +14,7 @@ import msgpack
 
 from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError
-from logyard.protocol.frame import Buffer, Frame
+from logyard.protocol.frame import Buffer, CommandFrame, Frame
 from logyard.protocol.kv import Bodies, bodies_of
 
 from ..admin import plain
@@ -131,18 +131,3 @@ class FramedMachine(MachineVerbs):
     def _send(self, command: bytes, metadata: Buffer, payload: Buffer | None, timeout: float | None) -> bytes:
         reply, _ = self.yard.append(self.name, CommandFrame(command, metadata, payload), timeout)
         return reply
-
-
-class CommandFrame(Frame):
-    """One command with one record."""
-
-    __slots__ = ()
-
-    def __init__(self, command: bytes, metadata: Buffer, payload: Buffer | None) -> None:
-        super().__init__()
-        self.command = command
-        self.put(metadata, payload)
-
-    def _region(self) -> bytes:
-        # As it was given: what it begins with has no meaning but its machine's.
-        return self.command

@@ -530,6 +530,9 @@ async def test_a_command_that_is_no_bytes_is_its_callers_error_alone() -> None:
         await log.append(b"first")
         # What is under way lets the next frame be made by the connection's own task.
         given = [log.append_nowait(b"more") for _ in range(3)]
-        with pytest.raises(TypeError):
-            await yard.machine("orders").command("a text")  # type: ignore[arg-type]
+        for long in (1, 5000):
+            with pytest.raises(errors.BadRequest, match="a command is bytes, not str"):
+                await yard.machine("orders").command("x" * long)  # type: ignore[arg-type]
+            with pytest.raises(errors.BadRequest, match="a command is bytes, not str"):
+                await log.append(b"", command="x" * long)  # type: ignore[call-overload]
         assert [await one.wait() for one in given] == [1, 2, 3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from logyard.client.sync import Log as SyncLog
 from logyard.client.sync import Yard as SyncYard
 from logyard.client.sync import connect_sync
 from logyard.protocol.errors import NotLeader
-from logyard.protocol.frame import Frame, encode_frame, renumbered
+from logyard.protocol.frame import APPEND_COMMAND, Frame, encode_frame, renumbered
 
 from .fake_system import FakeCluster, FakeLog, fake_cluster
 
@@ -374,6 +375,26 @@ async def test_heartbeats_name_only_the_sessions_of_callers_that_are_open() -> N
         cluster.heartbeats.clear()
         await seen(lambda: len(cluster.heartbeats) > 3)
         assert {*cluster.heartbeats} == {(1, kept.id)}
+
+
+async def test_what_is_no_bytes_takes_no_number_and_ends_nobody() -> None:
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("log", [1], 1)
+        session: Any = await yard.open_session("log")
+        for text in ("short", "x" * 5000):
+            for what, call in (
+                ("a command", lambda: session.command(text)),  # noqa: B023
+                ("metadata", lambda: session.command(b"", metadata=text)),  # noqa: B023
+                ("a payload", lambda: session.command(b"", text)),  # noqa: B023
+            ):
+                with pytest.raises(errors.BadRequest, match=f"{what} is bytes, not str"):
+                    await call()
+        numbers = memoryview(array("I", range(2000)))
+        assert await session.command(APPEND_COMMAND, numbers, metadata=numbers[:2])
+        assert the_log(cluster).records == [(bytes(numbers[:2]), bytes(numbers))]
+        with trio.fail_after(10):
+            for _ in range(2 * WINDOW):
+                await session.command(APPEND_COMMAND)
 
 
 async def test_a_cancelled_client_asks_nobody_to_close_its_sessions() -> None:
