@@ -97,7 +97,11 @@ class Queue(Consumes):
         command: bytes = qw.PLAIN,
     ) -> PendingAppend:
         """Publish without waiting: what is given in one turn of the loop leaves as one frame; its `offset` is the id.
-        `command`: of `queue_wire.publish_command`, for options. Raises `Busy` when the client's window is full."""
+        `command`: of `queue_wire.publish_command`, for options. Raises `Busy` when the client's window is full.
+
+        A frame for which the queue has no room is refused as a whole (``queue_full``), also where a part of it had
+        room; what is given to `publish` is then published by itself.
+        """
         yard, lane = self.yard, self.lane
         if yard.window.used >= yard.window.limit:
             raise Busy.told("the client's window is full", {"cause": "client window", "retry_after": 0.001})
@@ -115,7 +119,14 @@ class Queue(Consumes):
         batch, position = lane.add(metadata, body, yard.timeout if timeout is None else timeout, 0, command)
         if not lane.dirty:
             yard.kick(lane)
-        appended: Appended = await batch.pending.wait(yard.runtime.event)
+        try:
+            appended: Appended = await batch.pending.wait(yard.runtime.event)
+        except LogyardError as error:
+            left = batch.deadline - yard.clock()
+            if error.code != "queue_full" or batch.count == 1 or left <= 0:
+                raise
+            # Nothing of its frame was taken, as there was no room for what others published beside it.
+            return (await self._send_many([(metadata, body)], command, left))[0]
         return appended.first + position
 
     async def _send_many(

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from logyard.client import errors, queue_sync, sync
 from logyard.client.aio import Yard, connect
-from logyard.client.queue import Consumer, Message
+from logyard.client.queue import Consumer, Message, Queue
 from logyard.client.sequences import WINDOW
 from logyard.client.sync import connect_sync
 from logyard.machines import queue as machines
@@ -85,6 +85,23 @@ async def test_what_is_published_comes_in_order_and_is_gone_when_acknowledged(tm
         member = run.member(1, "q")
         assert not list(member.machine.live_refs())
         assert not list(member.liveness.live_ranges(machine_of(run, 1).state.last_index)), "nor of commands"
+
+
+async def test_publications_of_different_callers_do_not_share_a_refusal(tmp_path: Path) -> None:
+    """They shared a frame, which is taken as a whole or not at all."""
+    full: list[str] = []
+
+    async def publish(queue: Queue) -> None:
+        try:
+            await queue.publish(b"m")
+        except errors.LogyardError as error:
+            full.append(error.code)
+
+    async with served(tmp_path, max_length=10, overflow="reject") as (_, _, yard):
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(publish, yard.queue("q"))
+        assert full == ["queue_full"] * 10 and (await yard.queue("q").stats())["ready"] == 10
 
 
 def bodies(count: int) -> list[bytes]:
