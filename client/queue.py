@@ -52,7 +52,7 @@ class Consumes(QueueVerbs):
         `prefetch`, `prefetch_bytes`: what is held at most; one message alone may be larger. `auto` False: `prefetch`
         messages come in all, and more only after `credit`. `priority`: higher ones are served first. `lease` (seconds):
         what is not settled in this time goes to somebody else. `dead`: the queue's dead letters. Leaving settles what
-        was gathered; raises `NotHeld` like `Consumer.flush`.
+        was gathered; raises `NotHeld` like `Consumer.flush`, or why the consumer ended before all of it was settled.
         """
         command = qw.attach_command(prefetch, prefetch_bytes, priority, lease, dead, auto)
         consumer = await open_session(self.yard, self.name, partial(Consumer, credit_bytes=prefetch_bytes), "queue")
@@ -64,6 +64,8 @@ class Consumes(QueueVerbs):
                 await consumer.sent()
                 await consumer.command(qw.detach_command())
                 consumer.told()
+            elif consumer.failure is not None and consumer._known < consumer._given:
+                raise consumer.failure.again()
         finally:
             with self.yard.runtime.scope(shield=True), suppress(LogyardError):
                 await consumer.close()

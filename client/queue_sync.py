@@ -88,6 +88,8 @@ class Queue(FramedQueue):
                 consumer.send()
                 consumer.command(qw.detach_command())
                 consumer.told()
+            elif consumer.failure is not None and consumer._known < consumer._given:
+                raise consumer.failure.again()
         finally:
             consumer.close()
 

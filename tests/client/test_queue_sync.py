@@ -9,7 +9,7 @@ import pytest
 
 from logyard.client.queue_sync import Consumer, Queue
 from logyard.protocol import queue as qw
-from logyard.protocol.errors import LogyardError, NotLeader, Unknown
+from logyard.protocol.errors import LogyardError, NotLeader, SessionExpired, Unknown
 from logyard.protocol.queue import Message, NotHeld
 
 SETTLE = 0x14
@@ -139,6 +139,27 @@ def test_what_is_acknowledged_while_another_thread_waits_for_a_message_leaves() 
     finally:
         consumer.close()
         thread.join(20.0)
+
+
+class Gone(Yard):
+    """A cluster in which sessions end by themselves."""
+
+    def listen(self, name: str, session: int, pushed: Any, held: Any) -> None:
+        raise SessionExpired("a test")
+
+
+def test_leaving_a_consumer_that_ended_tells_what_was_settled_in_vain() -> None:
+    yard: Any = Gone(9)
+    with Queue(yard, "q").consume() as consumer:
+        consumer._thread.join(20.0)
+    with pytest.raises(SessionExpired, match="a test"), Queue(yard, "q").consume() as consumer:
+        consumer._thread.join(20.0)
+        consumer.ack(message(1))
+    with pytest.raises(ZeroDivisionError), Queue(yard, "q").consume() as consumer:
+        consumer._thread.join(20.0)
+        consumer.ack(message(1))
+        raise ZeroDivisionError
+    assert not yard.settled
 
 
 def test_what_an_interrupt_kept_from_being_settled_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,31 @@ async def test_an_expired_lease_gives_the_message_to_somebody_else_and_a_late_ac
         assert (await queue.stats())["acknowledged"] == 1
 
 
+async def test_leaving_a_consumer_that_ended_tells_what_was_settled_in_vain(tmp_path: Path) -> None:
+    async def ended(consumer: Consumer) -> Message:
+        """Return a message of a consumer whose session is over."""
+        message = await consumer.__anext__()
+        await run.nodes[1].close_session("q", consumer.id)
+        with pytest.raises(errors.SessionExpired):
+            await consumer.__anext__()
+        return message
+
+    async with served(tmp_path) as (run, _, yard):
+        queue = yard.queue("q")
+        await queue.publish(b"m")
+        with trio.fail_after(20):
+            async with queue.consume() as consumer:
+                await ended(consumer)
+            with pytest.raises(errors.SessionExpired):
+                async with queue.consume() as consumer:
+                    consumer.ack_nowait(await ended(consumer))
+            with pytest.raises(ZeroDivisionError):
+                async with queue.consume() as consumer:
+                    consumer.ack_nowait(await ended(consumer))
+                    raise ZeroDivisionError
+        assert (await queue.stats())["acknowledged"] == 0
+
+
 async def test_lost_deliveries_are_noticed_and_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, count = Listener.push, 0
 
