@@ -355,8 +355,9 @@ class Lane:
             self._renew(batch, batch.ticket[0], error)
             return
         refused, error = error, final(self.name, error)
-        # What lost its answer gets none by being sent again.
-        if error is not refused or error.retry == "never" or (isinstance(error, Unknown) and not self.retry):
+        again = self.retry and not batch.mode
+        # What lost its answer gets none by being sent again, and without a number it would be applied twice.
+        if error is not refused or error.retry == "never" or (isinstance(error, Unknown) and not again):
             self._finish(batch, outcome(error, batch.ambiguous, self.name))
             return
         if isinstance(error, NotLeader):

@@ -9,7 +9,7 @@ import pytest
 
 from logyard.client.lane import BATCH_BYTES, BATCH_RECORDS, FEW_BYTES, FEW_RECORDS, Lane, Window
 from logyard.protocol import wire
-from logyard.protocol.errors import LogyardError, NoSpace, UnknownGroup
+from logyard.protocol.errors import LogyardError, NoSpace, Unknown, UnknownGroup, encode_error
 from logyard.protocol.pending import FAILED
 
 
@@ -85,6 +85,17 @@ def test_a_group_that_is_nowhere_says_nothing_of_what_was_sent_before(ambiguous:
         one.cut(batch, LogyardError("the connection ended"))
     one.fail(UnknownGroup("no group 'a'"))
     assert batch.pending.error is not None and batch.pending.error.code == ("unknown" if ambiguous else "unknown_group")
+
+
+def test_what_no_session_numbers_is_not_sent_again_when_nobody_knows_what_came_of_it() -> None:
+    """It would be there twice; with a session it is asked again."""
+    for flags, done in ((wire.REPLY_APPEND, True), (0, False)):
+        one = lane()
+        batch, _ = one.add(b"", b"x", 60.0, flags)
+        (taken,) = one.take(0.0)
+        taken.reply(0, FAILED, encode_error(Unknown("a test")))
+        assert batch.pending.done is done and one.waiting is not done
+        assert not done or batch.pending.error.code == "unknown"
 
 
 def test_what_waits_behind_a_refusal_is_told_of_it() -> None:
