@@ -468,7 +468,10 @@ class Watcher:
 
     @asynccontextmanager
     async def open(self, flow: Flow, node: int | None) -> AsyncIterator[Watch]:
-        """Open a watch, while the block lasts."""
+        """Open a watch, while the block lasts. Raises `LogyardError` when the client is closed."""
+        if self.kv.yard.closed:
+            # Nobody would ask for what it is to see.
+            raise LogyardError("the client is closed")
         stream = self._streams.get(node)
         if stream is None or not stream.watches:
             stream = self._streams[node] = Stream(self.kv, node)

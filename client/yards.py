@@ -36,6 +36,10 @@ class Yard(Caller, Protocol):
         """The library that it runs under."""
 
     @property
+    def closed(self) -> bool:
+        """Whether its tasks are over, and no others begin."""
+
+    @property
     def chance(self) -> random.Random:
         """Where its random numbers come from."""
 

@@ -382,7 +382,10 @@ async def test_a_closed_client_says_so_whatever_it_is_asked() -> None:
         async with connect(list(found.addresses.values())) as yard:
             asked = (yard.kv("kv"), yard.queue("queue"), yard.log("log"))
         kv, queue, log = asked
-        questions = (kv.get(b"a"), kv.put(b"a", b""), queue.publish(b""), log.append(b""), log.append_many([]))
+        questions = (
+            kv.get(b"a"), kv.put(b"a", b""), queue.publish(b""), log.append(b""), log.append_many([]),
+            kv.watch(b"a").__aenter__(), queue.consume().__aenter__(),
+        )  # fmt: skip
         with trio.fail_after(10):
             for question in questions:
                 with pytest.raises(errors.LogyardError, match="closed"):

@@ -382,13 +382,13 @@ async def test_what_is_no_bytes_takes_no_number_and_ends_nobody() -> None:
         cluster.create("log", [1], 1)
         session: Any = await yard.open_session("log")
         for text in ("short", "x" * 5000):
-            for what, call in (
-                ("a command", lambda: session.command(text)),  # noqa: B023
-                ("metadata", lambda: session.command(b"", metadata=text)),  # noqa: B023
-                ("a payload", lambda: session.command(b"", text)),  # noqa: B023
+            for what, arguments in (
+                ("a command", {"command": text}),
+                ("metadata", {"command": b"", "metadata": text}),
+                ("a payload", {"command": b"", "payload": text}),
             ):
                 with pytest.raises(errors.BadRequest, match=f"{what} is bytes, not str"):
-                    await call()
+                    await session.command(**arguments)
         numbers = memoryview(array("I", range(2000)))
         assert await session.command(APPEND_COMMAND, numbers, metadata=numbers[:2])
         assert the_log(cluster).records == [(bytes(numbers[:2]), bytes(numbers))]
