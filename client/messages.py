@@ -215,5 +215,9 @@ async def open_session(network: Yard, name: str, make: Callable[[Yard, str, int]
         with network.runtime.scope(shield=True), suppress(LogyardError):
             await keeper.end(name, session.id)
         raise
+    if network.closed:
+        # Nobody would listen, nor say that it is over.
+        keeper.held.pop(session.id, None)
+        raise LogyardError("the client is closed")
     network.spawn(session.listen)
     return session

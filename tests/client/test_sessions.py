@@ -365,6 +365,23 @@ async def test_a_session_whose_beginning_nobody_waited_for_is_closed(monkeypatch
         assert not cluster.sessions and not yard.sessions.held
 
 
+async def test_a_session_that_begins_as_its_client_is_closed_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would listen for it, and who waits for what it is sent would wait for ever."""
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("log", [1], 1)
+        run = yard.run
+
+        async def last(*arguments: Any) -> Any:
+            found = await run(*arguments)
+            yard.close()
+            return found
+
+        monkeypatch.setattr(type(yard), "run", lambda self, *arguments: last(*arguments))
+        with pytest.raises(errors.LogyardError, match="closed"):
+            await yard.open_session("log")
+        assert not yard.sessions.held
+
+
 async def test_heartbeats_name_only_the_sessions_of_callers_that_are_open() -> None:
     # One that its client forgot, because nobody could close it, must end by itself although the client lives.
     async with fake_cluster(1) as cluster, connect(seeds(cluster), session_ttl=0.6) as yard:
