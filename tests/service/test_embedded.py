@@ -58,7 +58,7 @@ async def test_text_in_place_of_bytes_is_told_by_its_name(tmp_path: Path) -> Non
         kv: Any = yard.kv("k")
         queue: Any = yard.queue("q")
         log: Any = yard.log("l")
-        machine: Any = yard.machine("l")
+        group: Any = yard.machine("l")
         topic: Any = yard.topic("t")
         wrong: dict[str, list[Callable[[], Awaitable[Any]]]] = {
             "a key": [
@@ -75,7 +75,7 @@ async def test_text_in_place_of_bytes_is_told_by_its_name(tmp_path: Path) -> Non
                 lambda: log.append("x"), lambda: topic.send(b"a", "m"), lambda: topic.send(None, "m"),
                 lambda: log.append("x", bytes(2 << 20)),
             ],
-            "a command": [lambda: machine.command("x"), lambda: log.append(b"", command="x")],
+            "a command": [lambda: group.command("x"), lambda: log.append(b"", command="x")],
         }  # fmt: skip
         for what, calls in wrong.items():
             for call in calls:
