@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from logyard.protocol.errors import BadRequest, LogyardError, Unknown
+from logyard.protocol.errors import BadRequest, LogyardError, Unknown, UnknownGroup
 from logyard.protocol.frame import Buffer
 from logyard.protocol.kv import (
     COMPACT,
@@ -59,7 +59,6 @@ ORDERS: Mapping[str, Callable[[KeyValue], Any]] = MappingProxyType(
 )
 """As the machine orders them."""
 CONSISTENCY = ("linearizable", "leader", "local")
-ANEW = "{!r} was deleted and made anew: watch it from its beginning"
 
 
 class Command(NamedTuple):
@@ -280,6 +279,16 @@ def status() -> Steps[Mapping[str, int]]:
     return dict(answer_of(packed)[1])
 
 
+def anew(name: str) -> UnknownGroup:
+    """Return what ends a watch whose group was deleted, when another one has its name."""
+    return UnknownGroup(f"{name!r} was deleted and made anew: watch it from its beginning", retry="never", anew=True)
+
+
+def near(node: int | None) -> str:
+    """Return the consistency of what a watch asks for, of the leader or of the member that was named."""
+    return "leader" if node is None else "local"
+
+
 def events_call(
     name: str,
     key: bytes,
@@ -292,10 +301,9 @@ def events_call(
 ) -> Call[Any]:
     """Return a call for what a watch sees from the revision `start` on, of that behind `skip` events; `wait`: for it to
     happen."""
-    consistency = "leader" if node is None else "local"
     return ask(
         "kv_events", plain, at=node, kind="kv", name=name, key=key, end=end, flags=flags, start=start, wait_s=wait,
-        consistency=consistency, skip=skip or None,
+        consistency=near(node), skip=skip or None,
     )  # fmt: skip
 
 

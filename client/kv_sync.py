@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from logyard.protocol.errors import UnknownGroup
 from logyard.protocol.kv import (
     KEYS_ONLY,
     NO_DELETE,
@@ -27,7 +26,7 @@ from logyard.protocol.kv import (
 )
 
 from ._sync.frames import Appends, FramedKV
-from .kv_requests import ANEW, events_call
+from .kv_requests import anew, events_call, near
 from .log import POLL_WAIT_S
 
 
@@ -81,7 +80,7 @@ class KV(FramedKV):
                 raise Compacted("what comes next is compacted", compacted=header["compacted"])
             said = header.get("uid", 0)
             if uid and said and uid != said:
-                raise UnknownGroup(ANEW.format(self.name))
+                raise anew(self.name)
             uid = said or uid
             yield from self._changes(*parts.add(header, bodies_of(header["places"], data)), node)
             if progress and not header["revisions"]:
@@ -94,7 +93,7 @@ class KV(FramedKV):
             found = decoder.changes(one)
             if decoder.missing:
                 for question in value_questions(decoder.missing):
-                    packed, more = self.ask(question, self.yard.timeout, "leader", node)
+                    packed, more = self.ask(question, self.yard.timeout, near(node), node)
                     answer_of(packed)
                     bodies |= more
                 found = Decoder(bodies).changes(one)

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from logyard.protocol.errors import LogyardError, Unknown, UnknownGroup
+from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.kv import (
     KEYS_ONLY,
     NO_DELETE,
@@ -33,7 +33,7 @@ from logyard.protocol.kv import (
 )
 
 from .admin import Call, ask, plain
-from .kv_requests import ANEW, events_call
+from .kv_requests import anew, events_call, near
 from .runtime import Handover
 from .sequences import new_number
 from .session import Retry
@@ -372,7 +372,7 @@ class Stream:
                     self._live.add(number)
                     watch.reached(following)
                 else:
-                    watch.fail(UnknownGroup(ANEW.format(self.kv.name)))
+                    watch.fail(anew(self.kv.name))
                     self.unwant(watch)
         elif kind == "compacted":
             for number in header["watches"]:
@@ -410,7 +410,19 @@ class Stream:
         self._low = max(self._low, header["low"])
 
     async def ask(self, watch: Watch) -> None:
-        """Get a watch what comes next, when it was too long to be sent."""
+        """Get a watch what comes next, when it was too long to be sent; again after what passes, as long as nothing
+        else ended it."""
+        yard = self.kv.yard
+        retry = Retry(math.inf, yard.chance, self.node is not None)
+        while watch.failure is None:
+            try:
+                await self._ask(watch)
+                return
+            except LogyardError as error:
+                delay = retry.after(error, error.retry != "never", yard.clock())
+            await yard.runtime.sleep(delay)
+
+    async def _ask(self, watch: Watch) -> None:
         flow, parts = watch.flow, Parts()
         while True:
             call = events_call(
@@ -420,7 +432,7 @@ class Stream:
             if header["kind"] == "compacted":
                 raise Compacted("what comes next is compacted", compacted=header["compacted"])
             if not watch.counts(header.get("uid", 0)):
-                raise UnknownGroup(ANEW.format(self.kv.name))
+                raise anew(self.kv.name)
             revisions, bodies = parts.add(header, bodies_of(header["places"], data))
             if not parts.rest:
                 break
@@ -429,7 +441,7 @@ class Stream:
             found = decoder.changes(one)
             if decoder.missing:
                 for question in value_questions(decoder.missing):
-                    packed, more = await self.kv.ask(question, self.kv.yard.timeout, "leader", self.node)
+                    packed, more = await self.kv.ask(question, self.kv.yard.timeout, near(self.node), self.node)
                     answer_of(packed)
                     bodies |= more
                 found = Decoder(bodies).changes(one)

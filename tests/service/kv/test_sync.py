@@ -83,6 +83,21 @@ async def test_a_revision_that_comes_in_parts_is_one_for_the_blocking_client(
         await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
 
 
+async def test_a_follower_has_what_is_too_much_for_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_watch, "PAYLOAD_BYTES_MAX", 10_000)
+
+    def blocking(servers: list[str], follower: int) -> None:
+        with connect_sync(servers) as yard:
+            kv = yard.kv("kv")
+            kv.txn([], [Put(b"k%d" % number, b"%d" % number * 6000) for number in range(4)])
+            whole = next(kv.watch(b"k", prefix=True, start=2, node=follower))
+            assert [event.kv.value for event in whole.events if event.kv] == [b"%d" % one * 6000 for one in range(4)]
+
+    async with served(tmp_path, 3) as (run, doors, _):
+        follower = 1 + (await run.leader("kv")) % 3
+        await trio.to_thread.run_sync(blocking, list(doors.addresses.values()), follower)
+
+
 async def test_a_blocking_watch_does_not_go_on_in_a_group_made_anew_under_its_name(tmp_path: Path) -> None:
     async with served(tmp_path) as (run, doors, _):
 

@@ -13,7 +13,7 @@ from logyard.client import kv_watch as client_watch
 from logyard.client.kv import KV
 from logyard.client.runtime_trio import TrioRuntime
 from logyard.machines.kv.history import Version
-from logyard.protocol.errors import BadRequest, UnknownGroup
+from logyard.protocol.errors import BadRequest, NotLeader, UnknownGroup
 from logyard.protocol.kv import Changes, Compacted, Compare, Delete, Event, KeyValue, Put
 from logyard.service.door import answers
 from logyard.service.kv import reads as kv_reads
@@ -323,6 +323,44 @@ async def test_a_follower_serves_watches_of_those_who_ask_it(tmp_path: Path) -> 
             await changes.created()
             await kv.put(b"k", b"v" * 2000)
             assert seen(await following(changes, 1)) == [(2, [(b"k", b"v" * 2000)])]
+
+
+async def test_a_follower_has_what_is_too_much_for_a_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_watch, "PAYLOAD_BYTES_MAX", 10_000)
+    async with served(tmp_path, 3) as (run, _, yard):
+        kv = yard.kv("kv")
+        follower = 1 + (await run.leader("kv")) % 3
+        async with kv.watch(b"k", prefix=True, node=follower) as changes:
+            await changes.created()
+            await kv.txn([], [Put(b"k%d" % number, b"%d" % number * 6000) for number in range(4)])
+            found = await following(changes, 1)
+            assert seen(found) == [(2, [(b"k%d" % number, b"%d" % number * 6000) for number in range(4)])]
+
+
+async def test_what_is_too_much_for_a_push_is_asked_for_until_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_watch, "PAYLOAD_BYTES_MAX", 10_000)
+    failures: list[Exception] = [NotLeader(0), NotLeader(0)]
+    asked = KV.ask
+
+    async def ask(self: KV, data: bytes, *how: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await asked(self, data, *how)
+
+    monkeypatch.setattr(KV, "ask", ask)
+    large = [Put(b"k%d" % number, b"%d" % number * 6000) for number in range(4)]
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        async with kv.watch(b"k", prefix=True) as changes:
+            await changes.created()
+            await kv.txn([], large)
+            assert len((await following(changes, 1))[0].events) == 4 and not failures
+            failures.append(BadRequest("what does not pass ends it"))
+            await kv.txn([], large)
+            with pytest.raises(BadRequest):
+                await following(changes, 1)
 
 
 async def test_a_change_and_its_condition(tmp_path: Path) -> None:
