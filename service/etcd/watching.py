@@ -74,6 +74,7 @@ class Watching:
         "_notifying",
         "_notified",
         "_silent",
+        "_newest",
     )
 
     def __init__(self, gateway: Gateway, chunk: Callable[[bytes], Awaitable[None]], nursery: trio.Nursery) -> None:
@@ -91,6 +92,8 @@ class Watching:
         self._notifying = False
         self._notified: set[int] = set()
         self._silent: set[int] = set()
+        # The newest revision that there was when this stream was told something.
+        self._newest = 0
 
     async def take(self, asked: Message) -> None:
         """Take one message of the client."""
@@ -101,8 +104,21 @@ class Watching:
         elif name == "cancel_request":
             await self._cancel(asked.fields[name].number("watch_id"))
         elif name == "progress_request":
-            self._asked = await revision_of(self.gateway)
+            self._asked = await self._now()
             await self._progress()
+
+    async def _now(self) -> int:
+        """Return the revision there is now; without a quorum as some member has it, or as this stream was told. Raises
+        what stands in the way before it was told anything."""
+        try:
+            self._see(await revision_of(self.gateway, *await self.gateway.reach()))
+        except LogyardError:
+            if not self._newest:
+                raise
+        return self._newest
+
+    def _see(self, revision: int) -> None:
+        self._newest = max(self._newest, revision)
 
     def close(self) -> None:
         """End the stream."""
@@ -120,8 +136,7 @@ class Watching:
         elif self.gateway.watches + len(self.ended) >= WATCHES_MAX:
             reason = f"logyard: {WATCHES_MAX} watches are open"
         if reason:
-            revision = await revision_of(self.gateway)
-            await self._say(NO_WATCH, revision, created=True, canceled=True, cancel_reason=reason)
+            await self._say(NO_WATCH, await self._now(), created=True, canceled=True, cancel_reason=reason)
             return
         if not number:
             while self._next in self.scopes or self._next in self.ended:
@@ -129,10 +144,10 @@ class Watching:
             number = self._next
             self._next += 1
         if wanted.start < 0:
-            compacted = (await self.gateway.run(kv_requests.status()))["compacted"] or NEVER_COMPACTED
+            compacted = await self._compacted()
             if wanted.start < compacted:
                 self.ended.add(number)
-                await self._say(number, await revision_of(self.gateway), created=True)
+                await self._say(number, await self._now(), created=True)
                 await self._over(number, Compacted("what comes next is compacted", compacted=compacted))
                 return
             wanted = wanted._replace(start=1)
@@ -143,13 +158,22 @@ class Watching:
         self.nursery.start_soon(self._follow, number, wanted, scope, known)
         await known.wait()
 
+    async def _compacted(self) -> int:
+        """Return the revision up to where the history is compacted; where nobody says it, its watch will be told."""
+        try:
+            consistency, node = await self.gateway.reach()
+            found = await self.gateway.run(kv_requests.status(), consistency=consistency, node=node)
+        except LogyardError:
+            return NEVER_COMPACTED
+        return int(found["compacted"]) or NEVER_COMPACTED
+
     async def _cancel(self, number: int) -> None:
         scope = self._forget(number)
         if scope is not None:
             scope.cancel()
         if scope is not None or number in self.ended:
             self.ended.discard(number)
-            await self._say(number, await revision_of(self.gateway), canceled=True)
+            await self._say(number, await self._now(), canceled=True)
             await self._progress()
 
     def _forget(self, number: int) -> trio.CancelScope | None:
@@ -170,13 +194,16 @@ class Watching:
             try:
                 async with watch as changes:
                     first = await changes.created()
-                    revision = await revision_of(self.gateway) if wanted.start else first - 1
+                    if not wanted.start:
+                        self._see(first - 1)
+                    revision = await self._now() if wanted.start else first - 1
                     await self._say(number, revision, created=True)
                     self.reached[number] = first - 1
                     known.set()
                     if wanted.notify:
                         self._notify(number)
                     async for one in changes:
+                        self._see(one.revision)
                         if one.events:
                             self._silent.discard(number)
                             await self._events(number, one, wanted)
@@ -187,6 +214,7 @@ class Watching:
                 self._forget(number)
                 self.ended.add(number)
                 await self._over(number, error)
+                await self._progress()
             finally:
                 known.set()
 
@@ -210,7 +238,7 @@ class Watching:
             # As etcd's: at no revision.
             await self._say(number, 0, canceled=True, compact_revision=str(error.revision))
         else:
-            revision = await revision_of(self.gateway)
+            revision = await self._now()
             await self._say(number, revision, canceled=True, cancel_reason=f"etcdserver: {error.message}")
 
     async def _progress(self) -> None:
