@@ -231,7 +231,8 @@ class Watching:
             await trio.sleep(self.gateway.limits.progress_s)
             for quiet in sorted(self._silent):
                 if quiet in self.reached:
-                    await self._say(quiet, self.reached[quiet])
+                    # Who watches from a revision to come has seen all that there is.
+                    await self._say(quiet, min(self.reached[quiet], self._newest))
 
     async def _over(self, number: int, error: LogyardError) -> None:
         if isinstance(error, Compacted):

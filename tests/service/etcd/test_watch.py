@@ -131,6 +131,13 @@ def test_progress_is_told(server: EtcdServer) -> None:
         assert next(answers)["result"] == {"header": quiet["header"], "watch_id": "-1"}
 
 
+def test_who_watches_from_a_revision_to_come_is_not_told_that_it_is_there(server: EtcdServer) -> None:
+    revision = put(server, b"p/other")
+    with server.watch(b"p/a", start_revision=str(revision + 1000), progress_notify=True) as answers:
+        assert next(answers)["result"]["header"]["revision"] == str(revision)
+        assert next(answers)["result"]["header"]["revision"] == str(revision)
+
+
 def test_a_long_message_is_cut_where_that_is_asked_for(server: EtcdServer) -> None:
     puts = [{"request_put": {"key": b"f/%d" % number, "value": bytes(4000)}} for number in range(6)]
     for fragment, expected in ((False, [6]), (True, [5, 1])):
