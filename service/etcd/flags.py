@@ -43,6 +43,8 @@ REFUSED = frozenset({
     "force-new-cluster",
 })  # fmt: skip
 """To go on without them would be unsafe, or another cluster than the one that is meant."""
+PROGRESS_S, PROGRESS_S_MIN = 600.0, 0.1
+"""Between two notifications of a quiet watch, as etcd has it: where nothing or 0 is asked for, and at least."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -76,7 +78,7 @@ class Flags:
     by_revision: bool = False
     txn_operations: int = 128
     request_bytes: int = 1_572_864
-    progress_s: float = 600.0
+    progress_s: float = PROGRESS_S
     lease_s_min: int = 2
     request_s: float = 7.0
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -144,7 +146,7 @@ def parse_flags(arguments: Sequence[str], environ: Mapping[str, str]) -> Flags:
         by_revision=mode == "revision",
         txn_operations=_number(given, "max-txn-ops", 128),
         request_bytes=_number(given, "max-request-bytes", 1_572_864),
-        progress_s=_seconds("watch-progress-notify-interval", progress) if progress else 600.0,
+        progress_s=max(PROGRESS_S_MIN, _seconds("watch-progress-notify-interval", progress or "0s") or PROGRESS_S),
         lease_s_min=_lease_s_min(given),
         # As etcd has it.
         request_s=5 + 2 * _number(given, "election-timeout", 1000) / 1000,

@@ -60,6 +60,14 @@ def test_flags_are_read_as_etcd_reads_them() -> None:
     assert flags().data_dir == "default.etcd" and flags().binds == ["127.0.0.1:2379"]
 
 
+def test_notifications_of_progress_come_as_seldom_as_etcds() -> None:
+    """0 is etcd's own interval, and no other one is below what it takes."""
+    for text, seconds in (("0s", 600.0), ("1ms", 0.1), ("100ms", 0.1), ("2s", 2.0)):
+        assert flags(f"--watch-progress-notify-interval={text}").progress_s == seconds
+    assert flags("--experimental-watch-progress-notify-interval=1ms").progress_s == 0.1
+    assert flags().progress_s == 600.0
+
+
 def test_the_environment_counts_and_a_flag_wins() -> None:
     found = flags("--name", "flag", ETCD_NAME="variable", ETCD_MAX_TXN_OPS="7", HOME="/", ETCD_SOMETHING="else")
     assert found.name == "flag" and found.txn_operations == 7
