@@ -176,13 +176,13 @@ class NativeDriver:
         while not stop.is_set():
             try:
                 if behind:
-                    # Away for too long: what there is now stands for what was missed.
+                    # Away for too long: what changed of what there is now stands for what was missed.
                     found = self._kv.range(key, prefix=prefix)
-                    following, behind = found.revision + 1, False
-                    there = {one.key: one.value for one in found.kvs}
-                    yield from ((gone, None) for gone in sorted(known - there.keys()))
-                    yield from there.items()
-                    known = set(there)
+                    since, following, behind = following, found.revision + 1, False
+                    there = {one.key for one in found.kvs}
+                    yield from ((gone, None) for gone in sorted(known - there))
+                    yield from ((one.key, one.value) for one in found.kvs if one.mod_revision >= since)
+                    known = there
                 for changes in self._kv.watch(key, prefix=prefix, start=following, progress=True, wait=WAIT_S):
                     following = changes.revision + 1
                     for event in changes.events:
@@ -192,6 +192,10 @@ class NativeDriver:
             except Compacted:
                 behind = True
             except LogyardError as error:
+                if error.details.get("anew"):
+                    # Nothing that was seen is of the group that there is.
+                    behind, following = True, 0
+                    continue
                 if error.retry == "never":
                     raise
                 yield None

@@ -85,15 +85,17 @@ class EtcdDriver:
             try:
                 if behind:
                     answer = self._call("/kv/range", asked)
-                    following, behind = int(answer["header"]["revision"]) + 1, False
-                    there = {_bytes(one["key"]): _bytes(one.get("value", "")) for one in answer.get("kvs", ())}
-                    yield from ((gone, None) for gone in sorted(known - there.keys()))
-                    yield from there.items()
-                    known = set(there)
+                    since, following, behind = following, int(answer["header"]["revision"]) + 1, False
+                    kvs = answer.get("kvs", ())
+                    there = {_bytes(one["key"]) for one in kvs}
+                    changed = [one for one in kvs if int(one["mod_revision"]) >= since]
+                    yield from ((gone, None) for gone in sorted(known - there))
+                    yield from ((_bytes(one["key"]), _bytes(one.get("value", ""))) for one in changed)
+                    known = there
                 for last, events in self._messages(asked, following):
-                    for changed, value in events:
-                        (known.discard if value is None else known.add)(changed)
-                        yield changed, value
+                    for name, value in events:
+                        (known.discard if value is None else known.add)(name)
+                        yield name, value
                     # A message that came, came whole: the next one begins behind it.
                     following = max(following, last + 1)
                     yield None

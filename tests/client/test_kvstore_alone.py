@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from logyard.client import kvstore, kvstore_etcd
+from logyard.client.kv_requests import anew
 from logyard.client.kvstore import NativeDriver
 from logyard.client.kvstore_etcd import EtcdDriver, EtcdError
 from logyard.protocol.errors import Unknown
@@ -36,7 +37,7 @@ class Group:
         if self.failures:
             self.failures -= 1
             raise Unknown("a test")
-        return GetResult(8, (row(b"old", 8),), False, 1)
+        return GetResult(8, (row(b"old", 8), row(b"seen", 2)), False, 2)
 
 
 def test_a_watch_that_was_compacted_goes_on_when_its_group_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +45,7 @@ def test_a_watch_that_was_compacted_goes_on_when_its_group_can_be_read_again(mon
     driver, group = NativeDriver.__new__(NativeDriver), Group()
     driver._kv = group  # type: ignore[assignment]
     changes = driver._walk(b"", True, 3, threading.Event())
-    assert [next(changes) for _ in range(3)] == [None, (b"old", b"v"), (b"k", b"v")]
+    assert [next(changes) for _ in range(3)] == [None, (b"old", b"v"), (b"k", b"v")], "what was seen did not change"
     assert group.asked == [3, 9]
 
 
@@ -64,10 +65,32 @@ def test_an_etcd_watch_that_was_compacted_goes_on_when_the_server_can_be_read_ag
         if group.failures:
             group.failures -= 1
             raise EtcdError("503: etcdserver: no leader")
-        return {"header": {"revision": "8"}, "kvs": [{"key": "b2xk", "value": "dg=="}]}
+        rows = [{"key": "b2xk", "value": "dg==", "mod_revision": "8"}, {"key": "c2Vlbg==", "mod_revision": "2"}]
+        return {"header": {"revision": "8"}, "kvs": rows}
 
     monkeypatch.setattr(EtcdDriver, "_messages", staticmethod(messages))
     monkeypatch.setattr(EtcdDriver, "_call", staticmethod(call))
     changes = driver._walk(b"", True, 3, threading.Event())
-    assert [next(changes) for _ in range(3)] == [None, (b"old", b"v"), (b"k", b"v")]
+    assert [next(changes) for _ in range(3)] == [None, (b"old", b"v"), (b"k", b"v")], "what was seen did not change"
     assert group.asked == [3, 9]
+
+
+def test_a_watch_whose_group_was_made_anew_tells_what_there_is_in_it() -> None:
+    driver, asked = NativeDriver.__new__(NativeDriver), list[int]()
+
+    class Anew:
+        def watch(self, key: bytes, start: int, **how: Any) -> Iterator[Changes]:
+            asked.append(start)
+            yield Changes(start, (Event(b"of the first", row(b"of the first", start)),))
+            raise anew("kv")
+
+        def range(self, key: bytes, prefix: bool) -> GetResult:
+            return GetResult(3, (row(b"of the next", 2),), False, 1)
+
+    driver._kv = Anew()  # type: ignore[assignment]
+    changes = driver._walk(b"", True, 30, threading.Event())
+    assert [next(changes) for _ in range(4)] == [
+        (b"of the first", b"v"), None, (b"of the first", None), (b"of the next", b"v"),
+    ]  # fmt: skip
+    next(changes)
+    assert asked == [30, 4]

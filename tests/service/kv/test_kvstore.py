@@ -93,6 +93,28 @@ async def test_a_native_watch_goes_on_over_a_crash_and_over_what_was_compacted(t
         await trio.to_thread.run_sync(store.close)
 
 
+async def test_a_native_watch_tells_what_there_is_in_a_group_made_anew_under_its_name(tmp_path: Path) -> None:
+    async with served(tmp_path) as (run, doors, yard):
+        seen: queue.SimpleQueue[tuple[bytes, bytes | None]] = queue.SimpleQueue()
+        store = KVStore()
+        servers = list(doors.addresses.values())
+        assert await trio.to_thread.run_sync(lambda: store.kvconnect("native", servers=servers, group="kv"))
+        await trio.to_thread.run_sync(lambda: store.watch("", lambda key, value: seen.put((key, value)), prefix=True))
+        for number in range(3):
+            await yard.kv("kv").put(b"old", b"%d" % number)
+            found = await trio.to_thread.run_sync(lambda: seen.get(timeout=WAIT_S))
+            assert found == (b"old", b"%d" % number)
+        # Nobody sees it go: there is no connection meanwhile.
+        await doors.close(1)
+        await run.nodes[1].delete_group("kv")
+        await run.create("kv", machine="kv")
+        await doors.open(1)
+        await yard.kv("kv").put(b"new", b"1")
+        for expected in ((b"old", None), (b"new", b"1")):
+            assert await trio.to_thread.run_sync(lambda: seen.get(timeout=WAIT_S)) == expected
+        await trio.to_thread.run_sync(store.close)
+
+
 @pytest.fixture
 def stand_in() -> Iterator[Server]:
     with Server() as server:
@@ -133,12 +155,14 @@ def test_an_etcd_watch_survives_cuts_and_compaction(stand_in: Server) -> None:
     store.write("k1", None)
     store.write("k2", b"two")
     assert [seen.get(timeout=WAIT_S) for _ in range(2)] == [(b"k1", None), (b"k2", b"two")]
+    store.write("k0", b"stays")
+    assert seen.get(timeout=WAIT_S) == (b"k0", b"stays")
     watching(2)
     with stand_in.changed:
         # All of it happens while nobody is connected, and is compacted before anybody is again.
         stand_in.generation += 1
         stand_in.revision += 5
-        stand_in.values = {b"k3": (stand_in.revision, b"three")}
+        stand_in.values = {b"k0": stand_in.values[b"k0"], b"k3": (stand_in.revision, b"three")}
         stand_in.compacted = stand_in.revision
         stand_in.changed.notify_all()
     assert [seen.get(timeout=WAIT_S) for _ in range(2)] == [(b"k2", None), (b"k3", b"three")]
