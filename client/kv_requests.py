@@ -34,6 +34,7 @@ from logyard.protocol.kv import (
     Result,
     Txn,
     answer_of,
+    behind,
     check_bytes,
     encode,
     encode_numbers,
@@ -213,7 +214,7 @@ def _ordered(get: Get, bytes_max: int) -> Steps[list[KeyValue]]:
 def _behind(get: Get, page: GetResult) -> Get:
     """Return what is left to be read, by key, behind a page."""
     last = page.kvs[-1].key
-    return get._replace(end=last) if get.descending else get._replace(key=last + b"\0")
+    return get._replace(end=last) if get.descending else get._replace(key=behind(last))
 
 
 def _within(bytes_max: int, kvs: Sequence[KeyValue], before: int = 0) -> int:

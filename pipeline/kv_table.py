@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 
 from logyard.client.kv_sync import KV
 from logyard.client.sync import Yard, connect_sync
-from logyard.protocol.kv import Compacted, Delete, KeyValue, Put, range_of
+from logyard.protocol.kv import Compacted, Delete, KeyValue, Put, behind, range_of
 
 from .errors import DataLoss, OptionError
 from .option_table import (
@@ -197,10 +197,10 @@ class KvReader(DataSourceReader):
             revision = self.options.revision or kv.status()["revision"]
             while True:
                 keys = self._page(kv, key, end, revision, self.options.max_keys, keys_only=True)
-                if len(keys) < self.options.max_keys:
-                    return [*tasks, KvPartition(0, revision, key, end, uid)]
-                following = keys[-1].key + b"\0"
+                following = end if len(keys) < self.options.max_keys else behind(keys[-1].key)
                 tasks.append(KvPartition(0, revision, key, following, uid))
+                if following == end:
+                    return tasks
                 key = following
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -218,7 +218,7 @@ class KvReader(DataSourceReader):
             yield from page
             if len(page) < PAGE_KEYS:
                 return
-            key = page[-1].key + b"\0"
+            key = behind(page[-1].key)
             if key == wanted.until:
                 return
 

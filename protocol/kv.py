@@ -183,6 +183,11 @@ def prefix_end(prefix: bytes) -> bytes:
     return cut[:-1] + bytes([cut[-1] + 1]) if cut else FROM_KEY
 
 
+def behind(key: bytes) -> bytes:
+    """Return where a range goes on behind a key: no key is between the two. `FROM_KEY`: there is none behind it."""
+    return key + b"\0" if len(key) < KEY_BYTES_MAX else prefix_end(key)
+
+
 def range_of(key: bytes, end: bytes | None, prefix: bool) -> tuple[bytes, bytes]:
     """Return key and end as they travel; a prefix may be empty: all keys. Raises `BadRequest`."""
     if type(key) is not bytes or (end is not None and type(end) is not bytes):

@@ -12,11 +12,12 @@ import pyarrow
 import pytest
 
 from logyard.client.sync import Yard
+from logyard.pipeline import kv_table as kv_table_module
 from logyard.pipeline.datasource import LogyardDataSource
 from logyard.pipeline.errors import DataLoss, OptionError
 from logyard.pipeline.kv_table import KvReader, KvSink, KvStreamReader, kv_table, operation, parse_kv
 from logyard.pipeline.stream_offsets import BadOffset
-from logyard.protocol.kv import Delete, Put
+from logyard.protocol.kv import KEY_BYTES_MAX, Delete, Put
 from logyard.service.local_cluster import LocalCluster
 
 from ..source_tree import ROOT
@@ -99,6 +100,17 @@ def test_many_keys_are_read_by_several_tasks_at_one_revision(given: dict[str, st
     found = [[row["key"] for row in rows(reader, task)] for task in tasks]
     assert found == [wanted[at : at + 4] for at in range(0, count + 1, 4)], "and the last one may be empty"
     assert [key for key in keys({**given, "maxPartitionKeys": "1"})] == [b"j", b"k/000a", b"l"]
+
+
+def test_tasks_end_with_keys_of_any_length(given: dict[str, str], yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = yard.kv(given["group"])
+    wanted = [b"k", *[b"%d" % n + b"x" * (KEY_BYTES_MAX - 1) for n in range(5)], b"\xff" * KEY_BYTES_MAX]
+    for key in wanted:
+        kv.put(key, b"v")
+    for number in ("1", "2", "3", "7"):
+        assert list(keys(given, maxPartitionKeys=number)) == sorted(wanted)
+    monkeypatch.setattr(kv_table_module, "PAGE_KEYS", 1)
+    assert list(keys(given)) == sorted(wanted)
 
 
 def test_a_stream_is_the_changes_and_a_repeated_batch_is_the_same(given: dict[str, str], yard: Yard) -> None:

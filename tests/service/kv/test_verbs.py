@@ -101,6 +101,19 @@ async def test_values_of_every_size_come_back(tmp_path: Path) -> None:
         assert [one.mod_revision for one in by_mod.kvs] == list(range(2, 12))
 
 
+async def test_pages_end_with_keys_of_any_length(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, _, yard):
+        kv = yard.kv("kv")
+        keys = [b"%03d" % number + b"x" * (kv_wire.KEY_BYTES_MAX - 3) for number in range(300)]
+        keys.append(b"\xff" * kv_wire.KEY_BYTES_MAX)
+        async with trio.open_nursery() as nursery:
+            for key in keys:
+                nursery.start_soon(kv.put, key, b"v")
+        for descending in (False, True):
+            found = await kv.range(prefix=True, descending=descending)
+            assert sorted(one.key for one in found.kvs) == keys and found.count == len(keys)
+
+
 async def test_a_read_waits_as_long_as_it_may_whoever_asks_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
