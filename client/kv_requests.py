@@ -23,6 +23,7 @@ from logyard.protocol.kv import (
     REVOKE,
     STATUS,
     TIME_TO_LIVE,
+    UNCOUNTED,
     Bodies,
     Decoder,
     Delete,
@@ -174,7 +175,8 @@ def _by_key(get: Get, bytes_max: int) -> Steps[GetResult]:
     size = 0
     first: GetResult | None = None
     while True:
-        page = yield from _page(get._replace(limit=get.limit - len(kvs) if get.limit else 0), 0, PAGE_BYTES)
+        left = get.limit - len(kvs) if get.limit else 0
+        page = yield from _page(get._replace(limit=left), UNCOUNTED if first else 0, PAGE_BYTES)
         first = first or page
         kvs += page.kvs
         size += _within(bytes_max, page.kvs, size)
@@ -193,7 +195,7 @@ def _ordered(get: Get, bytes_max: int) -> Steps[list[KeyValue]]:
     kvs: list[KeyValue] = []
     size = 0
     while True:
-        page = yield from _page(get, 0, PAGE_BYTES)
+        page = yield from _page(get, UNCOUNTED, PAGE_BYTES)
         kvs += page.kvs
         if limit:
             kvs = sorted(kvs, key=order, reverse=descending)[:limit]

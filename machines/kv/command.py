@@ -46,6 +46,9 @@ KEYS_ONLY = 4
 COUNT_ONLY = 8
 REFERENCES = 16
 """A flag of a range: payloads are named, their bytes do not come along."""
+UNCOUNTED = 256
+"""A flag of a range that is a question: how many keys there are need not be said. A command has it for nothing: all
+members answer it the same, also those of a version that does not know it."""
 
 BY_KEY, BY_VERSION, BY_CREATE, BY_MOD, BY_VALUE = range(5)
 ASCENDING, DESCENDING = 1, 2
@@ -202,7 +205,8 @@ def operation(found: Any, index: int, first: int, records: int, depth: int) -> O
         _, key, end, flags = found
         return Delete(key_of(key), end_of(end), number(flags))
     if code == RANGE:
-        return range_of(found)
+        wanted = range_of(found)
+        return wanted._replace(flags=wanted.flags & ~UNCOUNTED)
     if code == TXN and len(found) == 4:
         return _txn(found, index, first, records, depth)
     raise Refusal("bad_request", f"no operation {code} of {len(found)} elements")

@@ -2,12 +2,13 @@
 
 A range answers rows ``[key, create, mod, version, lease, value]`` (a payload is named: ``[index, ordinal, size]``).
 Costs: a single key or a count is a lookup; a range costs its rows; an older revision, or an order that is not the
-keys', costs all keys of the range. Used by `kv`.
+keys', costs all keys of the range, unless an older revision is asked for in their order and without a count. Used by
+`kv`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from .budget import STEP_BYTES, Budget
@@ -26,6 +27,7 @@ from .command import (
     OF_LEASE,
     OF_MOD,
     OF_VERSION,
+    UNCOUNTED,
     Compare,
     Range,
     Refusal,
@@ -62,8 +64,8 @@ def row_bytes(version: Version) -> int:
 
 
 def select(state: State, asked: Range, budget: Budget) -> tuple[list[Row], bool, int]:
-    """Return (rows, whether there are more, how many there are in all). Raises `Refusal`, also for more than `budget`
-    has."""
+    """Return (rows, whether there are more, how many there are in all: 0 where that costs more than the rows and need
+    not be said). Raises `Refusal`, also for more than `budget` has."""
     if asked.revision:
         state.check_revision(asked.revision)
     key, end = asked.key, asked.end
@@ -82,6 +84,8 @@ def select(state: State, asked: Range, budget: Budget) -> tuple[list[Row], bool,
         keys = state.keys
         found = (keys[one] for one in state.walk(key, end, asked.order == DESCENDING))
         return *_taken(found, asked, budget), state.count(key, end)
+    if end and asked.flags & UNCOUNTED and not asked.flags & COUNT_ONLY and asked.sort == BY_KEY:
+        return *_taken(_walked(state, asked, now, budget), asked, budget), 0
     versions = _as_of(state, asked, now, budget)
     if asked.flags & COUNT_ONLY:
         return [], False, len(versions)
@@ -99,17 +103,32 @@ def _as_of(state: State, asked: Range, now: bool, budget: Budget) -> list[Versio
         budget.walk(state.count_ever(asked.key, asked.end))
         keys = state.ever(asked.key, asked.end)
         found = [version for key in keys if (version := at(key, revision, budget)) is not None]
+    return list(_bounded(found, asked)) if any(asked.bounds) else found
+
+
+def _walked(state: State, asked: Range, now: bool, budget: Budget) -> Iterator[Version]:
+    """Yield the same, lazily, in the order of their keys that is asked for."""
+    found: Iterator[Version]
+    reverse = asked.order == DESCENDING
+    if now:
+        found = (state.keys[key] for key in state.walk(asked.key, asked.end, reverse))
+    else:
+        at, revision = state.at, asked.revision
+        keys = state.walk_ever(asked.key, asked.end, reverse)
+        found = (version for key in keys if (version := at(key, revision, budget)) is not None)
+    return _bounded(found, asked) if any(asked.bounds) else found
+
+
+def _bounded(versions: Iterable[Version], asked: Range) -> Iterator[Version]:
     low, high, least, most = asked.bounds
-    if any(asked.bounds):
-        found = [
-            version
-            for version in found
-            if version[MOD] >= low
-            and (not high or version[MOD] <= high)
-            and version[CREATE] >= least
-            and (not most or version[CREATE] <= most)
-        ]
-    return found
+    return (
+        version
+        for version in versions
+        if version[MOD] >= low
+        and (not high or version[MOD] <= high)
+        and version[CREATE] >= least
+        and (not most or version[CREATE] <= most)
+    )
 
 
 def _taken(versions: Iterable[Version], asked: Range, budget: Budget) -> tuple[list[Row], bool]:

@@ -7,6 +7,7 @@ last version that names it, when nobody can read that any more. Metadata only. U
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
 
 import immutables
@@ -176,6 +177,15 @@ class State:
         there = list(self.live.irange(key, last, (True, False)))
         gone = list(self.gone.irange(key, last, (True, False)))
         return sorted(there + gone) if gone else there
+
+    def walk_ever(self, key: bytes, end: bytes, reverse: bool = False) -> Iterator[bytes]:
+        """Yield the same, lazily, for a real range."""
+        last = None if end == FROM_KEY else end
+        return heapq.merge(
+            self.live.irange(key, last, (True, False), reverse),
+            self.gone.irange(key, last, (True, False), reverse),
+            reverse=reverse,
+        )
 
     def count_ever(self, key: bytes, end: bytes) -> int:
         """Return how many those are."""

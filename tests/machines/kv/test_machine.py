@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -43,9 +44,11 @@ from logyard.machines.kv.command import (
     REVOKE,
     TIME_TO_LIVE,
     TXN,
+    UNCOUNTED,
 )
 from logyard.machines.kv.digest import digest
 from logyard.machines.kv.leases import STALE_MAX
+from logyard.machines.kv.state import State
 
 from .driver import Driver
 
@@ -84,6 +87,32 @@ def test_ranges_limits_order_counts_and_older_revisions() -> None:
     assert driver.ask(RANGE, b"\0", b"\0", 0, 0, 0, 0, 0, 0, [6, 0, 0, 0])[2] == [[b"a", 3, 7, 2, 0, b"new"]]
     assert driver.ask(RANGE, b"\0", b"\0", 0, 0, 0, 0, 0, 0, [0, 0, 3, 4])[4] == 1
     assert driver.ask(RANGE, b"a", b"", 99)[:2] == [1, "future_revision"]
+
+
+@pytest.mark.parametrize("order", [0, DESCENDING])
+def test_a_page_that_needs_no_count_looks_at_little_more_than_it_shows(
+    monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    driver = Driver()
+    for number in range(100):
+        driver.put(b"k%02d" % number, b"v")
+    revision = driver.machine.state.revision
+    for number in range(0, 100, 2):
+        driver.do(DELETE, b"k%02d" % number, b"", 0)
+    at, looked = State.at, [0]
+
+    def look(self: State, *asked: Any) -> Any:
+        looked[0] += 1
+        return at(self, *asked)
+
+    monkeypatch.setattr(State, "at", look)
+    asked = (RANGE, b"k", b"l", revision, 7)
+    counted = driver.ask(*asked, 0, 0, order)
+    assert counted[3:] == [True, 100] and looked == [100]
+    assert driver.ask(*asked, UNCOUNTED, 0, order)[:4] == counted[:4] and looked[0] <= 100 + 7 + 1
+    assert driver.do(*asked, UNCOUNTED, 0, order) == counted, (
+        "what is applied is the same at each member of any version"
+    )
 
 
 def test_an_answer_is_bounded_by_bytes_with_at_least_one_row() -> None:

@@ -13,18 +13,24 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from logyard.engine.machine import Applied, Batch
 from logyard.machines.kv import KV
 from logyard.machines.kv.command import (
+    BY_KEY,
+    BY_MOD,
     BY_VALUE,
     COMPACT,
+    COUNT_ONLY,
     DELETE,
+    DESCENDING,
     EQUAL,
     GRANT,
     KEEP,
+    KEYS_ONLY,
     OF_VERSION,
     PREVIOUS,
     PUT,
     RANGE,
     REVOKE,
     TXN,
+    UNCOUNTED,
 )
 from logyard.machines.kv.digest import digest
 
@@ -166,6 +172,22 @@ class Model(RuleBasedStateMachine):
         taken = keys[:limit] if limit else keys
         assert self.shown(reply[2]) == [self.row(one, state[one]) for one in taken]
         assert reply[3:] == [len(taken) < len(keys), len(keys)]
+
+    @rule(
+        back=st.integers(0, 6), key=KEYS, end=ENDS, limit=st.integers(0, 3), order=st.sampled_from([0, DESCENDING]),
+        flags=st.sampled_from([0, KEYS_ONLY, COUNT_ONLY]), sort=st.sampled_from([BY_KEY, BY_MOD]),
+        size=st.integers(0, 200), least=st.integers(0, 9),
+    )  # fmt: skip
+    def read_without_a_count(
+        self, back: int, key: bytes, end: bytes, limit: int, order: int, flags: int, sort: int, size: int, least: int
+    ) -> None:
+        revision = max(1, len(self.states) - 1 - back)
+        for bounds in ([0, 0, 0, 0], [least, least + 3, 0, 0]):
+            counted, other = [
+                self.driver.ask(RANGE, key, end, revision, limit, flags | more, sort, order, size, bounds)
+                for more in (0, UNCOUNTED)
+            ]
+            assert other[:4] == counted[:4]
 
     @rule(back=st.integers(0, 6))
     def compact(self, back: int) -> None:

@@ -13,6 +13,7 @@ from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Wanted
 from logyard.engine.types import Buffer
 from logyard.machines.kv import KV
+from logyard.machines.kv.state import State
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import BadRequest, Corrupt, Gone, GroupStopped, LogyardError
 from logyard.protocol.frame import encode_frame
@@ -193,6 +194,39 @@ async def test_a_long_range_in_another_order_comes_in_pages_too(
                         assert await rig.run(kv_requests.read(get, size)) == whole
                         with pytest.raises(LogyardError, match="larger than"):
                             await rig.run(kv_requests.read(get, size - 1))
+
+
+@pytest.mark.parametrize("descending", [False, True])
+async def test_the_pages_of_a_long_range_beside_a_writer_look_at_each_key_about_once(
+    descending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page counted all keys behind it again."""
+    monkeypatch.setattr(kv_requests, "PAGE_BYTES", 1000)
+    rig = Rig()
+    for number in range(200):
+        rig.apply(frame_of(Put(b"k%03d" % number, b"v")))
+    at, looked, pages = State.at, [0], [0]
+
+    def look(self: State, *asked: Any) -> Any:
+        looked[0] += 1
+        return at(self, *asked)
+
+    def beside(steps: kv_requests.Steps[GetResult]) -> kv_requests.Steps[GetResult]:
+        asked = next(steps)
+        while True:
+            pages[0] += 1
+            answer = yield asked
+            rig.apply(frame_of(Put(b"k%03d" % (pages[0] % 200), b"new")), frame_of(Delete(b"k%03d" % (199 - pages[0]))))
+            try:
+                asked = steps.send(answer)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(State, "at", look)
+    found = await rig.run(beside(kv_requests.read(Get(b"k", b"l", descending=descending))))
+    assert sorted(one.key for one in found.kvs) == [b"k%03d" % number for number in range(200)] and found.count == 200
+    assert {one.value for one in found.kvs} == {b"v"} and not found.more
+    assert pages[0] > 9 and looked[0] <= 200 + pages[0]
 
 
 async def test_a_lost_payload_is_stored_anew_and_read() -> None:

@@ -66,8 +66,8 @@ def live(run: Cluster, number: int) -> list[PayloadRange]:
 def test_both_sides_have_the_same_numbers() -> None:
     for name in (
         "PUT", "DELETE", "RANGE", "TXN", "COMPACT", "GRANT", "KEEP", "REVOKE", "TIME_TO_LIVE", "LEASES", "VALUES",
-        "STATUS", "PREVIOUS", "KEEP_LEASE", "KEYS_ONLY", "COUNT_ONLY", "REFERENCES", "DESCENDING", "FROM_KEY",
-        "KEY_BYTES_MAX", "NUMBER_MAX",
+        "STATUS", "PREVIOUS", "KEEP_LEASE", "KEYS_ONLY", "COUNT_ONLY", "REFERENCES", "UNCOUNTED", "DESCENDING",
+        "FROM_KEY", "KEY_BYTES_MAX", "NUMBER_MAX",
     ):  # fmt: skip
         assert getattr(kv_wire, name) == getattr(kv_command, name), name
     for name in ("NO_PUT", "NO_DELETE", "PARTS"):
