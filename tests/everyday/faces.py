@@ -426,7 +426,9 @@ class SyncFace(Face):
 
     def close(self) -> None:
         """As the last thing."""
-        self.stack.close()
+        # Leaving a consumer says once more what it settled in vain.
+        with suppress(LogyardError):
+            self.stack.close()
         self.yard.close()
 
 
