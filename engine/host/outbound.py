@@ -201,11 +201,13 @@ class Outbound:
         return leads and message.first >= raft.log.first_index
 
     async def _load(self, member: Member, message: Message) -> list[Entry]:
+        """Return the entries of a message up to the limit of one, or the first alone if that is larger: the core knows
+        no sizes of what left memory."""
         entries: list[Entry] = []
-        index = message.first
-        while index <= message.last:
+        index, room = message.first, self._append_bytes_max
+        while index <= message.last and room > 0:
             try:
-                entries += self._reader.log_entries(member, index, message.last, self._append_bytes_max)
+                found = self._reader.log_entries(member, index, message.last, room)
             except Corrupt as error:
                 if any(progress.round for progress in member.raft.progress.values()):
                     # One that is being mended waits for this: without this member, too, nobody could lead. Another one
@@ -214,6 +216,11 @@ class Outbound:
                 else:
                     self._host.damaged(member, error)
                 raise
+            room -= sum(entry.size for entry in found)
+            if entries and room < 0:
+                # The first of another file, above what is left.
+                break
+            entries += found
             index = entries[-1].index + 1
         # What is in memory now is held on to before the first await: the cache may let it go meanwhile.
         ready = [entry if entry.tombstone or entry.bodies is None else _held(entry) for entry in entries]

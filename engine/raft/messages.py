@@ -109,8 +109,10 @@ class Message:
         self.last = last
 
     def fill(self, entries: Sequence[Entry] | None) -> None:
-        """Carry these entries; None: what it carries is read when it is sent."""
+        """Carry these entries, the first of those it names; None: what it carries is read when it is sent."""
         self.entries = entries
+        if entries:
+            self.last = entries[-1].index
 
     def tell(self, commit: int) -> None:
         """Say a newer commit index."""

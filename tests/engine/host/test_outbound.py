@@ -16,7 +16,7 @@ from logyard.engine.transfer.chunks import Chunks, Lease
 from logyard.engine.types import Buffer
 from logyard.protocol.errors import Corrupt, Gone
 
-from .cluster import cluster, until
+from .cluster import KIB, cluster, until
 
 
 async def test_a_message_whose_entries_a_snapshot_let_go_meanwhile_is_dropped(tmp_path: Path) -> None:
@@ -73,6 +73,27 @@ async def test_what_waits_for_the_disk_waits_once(tmp_path: Path) -> None:
         disk.set()
         await c.applied()
         assert [body for _, body in await c.read(3)][-len(bodies) :] == bodies
+
+
+async def test_a_laggard_catches_up_through_entries_far_above_the_mean(tmp_path: Path) -> None:
+    """What it was sent went by the mean of what left memory last: large entries below small ones were one message above
+    what a frame may be, and it stayed behind for good."""
+    limits = {
+        "record_bytes_max": 64 * KIB, "peer_frame_bytes": 64 * KIB, "append_bytes_max": 16 * KIB, "payload_cache_bytes": 0,
+    }  # fmt: skip
+    async with cluster(tmp_path, 3, **limits) as c:
+        await c.create()
+        await c.lead(1)
+        await c.crash(3)
+        bodies = await c.fill(1, 40, 8 * KIB)
+        await c.roll(1)
+        bodies += await c.fill(1, 40, 10)
+        await c.roll(1)
+        log, frame = c.member(1).raft.log, c.network.config.frame_bytes_max
+        assert log.memory_first > 80 and log.segment_last(1, 16 * KIB) > 40 and 40 * 8 * KIB > 2 * frame
+        await c.start(3)
+        await c.applied()
+        assert [body for _, body in await c.read(3)] == bodies
 
 
 async def test_what_is_released_travels_as_a_tombstone_though_its_row_is_damaged(tmp_path: Path) -> None:

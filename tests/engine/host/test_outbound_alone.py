@@ -32,12 +32,13 @@ def entry(index: int, bodies: bool = True) -> Entry:
 class Rig:
     """What a leader sends; its disk answers when `disk` is set, with `error` if there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, append_bytes_max: int = 1 << 20) -> None:
         self.sent: list[tuple[int, int, int]] = []
         self.events: list[Any] = []
         self.disk = trio.Event()
         self.error: LogyardError | None = None
         self.released: set[int] = set()
+        self.file_last = 0
         log = SimpleNamespace(first_index=1, term=lambda index: 2)
         self.slow: dict[int, list[Message]] = {}
         self.member = cast(
@@ -60,7 +61,7 @@ class Rig:
         )  # fmt: skip
         self.windows = {2: Window(1000)}
         self.outbound = Outbound(
-            1 << 20, {UID: self.member}, self.windows, cast(Any, self), host,
+            append_bytes_max, {UID: self.member}, self.windows, cast(Any, self), host,
             lambda member: self.events.append("marked"), lambda member: self.events.append("woken"),
         )  # fmt: skip
         self.nursery: trio.Nursery
@@ -81,7 +82,9 @@ class Rig:
     # The reader
 
     def log_entries(self, member: Any, first: int, last: int, bytes_max: int) -> list[Entry]:
-        return [entry(index, bodies=False) for index in range(first, last + 1)]
+        last = self.file_last if first <= self.file_last else last
+        count = max(1, bytes_max // entry(first).size)
+        return [entry(index, bodies=False) for index in range(first, min(last, first + count - 1) + 1)]
 
     def payload_entries(self, member: Any, first: int, last: int) -> Iterator[Located]:
         found = entry(first)
@@ -114,6 +117,23 @@ async def test_what_waits_for_the_disk_waits_once_and_keeps_its_order() -> None:
         assert row["waiting_messages"] == 2 and not rig.sent
         rig.disk.set()
     assert rig.sent == [(2, 1, 3), (2, 4, 5), (2, 6, 6)] and not rig.slow
+
+
+@pytest.mark.parametrize(
+    ("room", "file_last", "last"), [(2.0, 0, 2), (0.5, 0, 1), (2.5, 1, 2), (1.5, 1, 1)],
+    ids=["two", "one above the limit", "of two files", "one above the rest"],
+)  # fmt: skip
+async def test_a_message_carries_no_more_than_its_limit_or_one_entry(room: float, file_last: int, last: int) -> None:
+    """The core knows a mean size at best of what left memory: thousands of larger entries were one message, above what a
+    frame may be, and the link was reset again and again."""
+    rig = Rig(int(room * entry(1).size))
+    rig.file_last = file_last
+    rig.disk.set()
+    message = rig.message(1, 5)
+    async with trio.open_nursery() as rig.nursery:
+        assert not rig.outbound.prepare(rig.member, message)
+    assert rig.sent == [(2, 1, last)] and not rig.slow
+    assert message.entries is not None and [one.index for one in message.entries] == list(range(1, last + 1))
 
 
 @pytest.mark.parametrize("what", ["term", "log", "stopped"])
