@@ -163,7 +163,7 @@ class Outbound:
             try:
                 if self._is_due(member, message):
                     message.fill(await self._load(member, message))
-                    if member.raft.term == message.term:
+                    if self._is_due(member, message):
                         self._host.send([message])
             except Gone:
                 # A released part of an entry is gone, the rest is not: only a snapshot can say that. With a new one

@@ -253,9 +253,10 @@ class Quiesce:
             if agreed and self._hibernation.give_up(member, put, self._node, asleep, absent):
                 self._forget(member)
                 continue
-            # Who is woken by its leader trusts it. Where the group was deleted meanwhile the digests differ, and it
-            # wakes with a question.
-            for node in asleep if self._members.get(member.uid) is member else ():
+            # Who is woken by its leader trusts it. Where the group was deleted meanwhile, or another one leads it, the
+            # digests differ, and it wakes with a question.
+            leads = self._members.get(member.uid) is member and member.raft.role == LEADER
+            for node in asleep if leads else ():
                 self._unquiesce.note_awake(node, member.uid)
             self._wait(member)
         return lost

@@ -193,6 +193,9 @@ def _tell_sound(raft: Raft, round_: int) -> None:
 def on_damaged(raft: Raft, m: Message) -> None:
     """Forget what a member said that now says that it lost records: nothing of it counts any more."""
     if raft.role != LEADER:
+        if raft.leader == m.sender and raft.term == m.term:
+            # Who waits to be mended leads nobody, and is told this term if its own is lost.
+            election.forget_leader(raft)
         election.deny_leading(raft, m)
         return
     progress = raft.progress.get(m.sender)

@@ -17,7 +17,7 @@ import trio
 from logyard.protocol.errors import LogyardError, Outdated
 
 from ..identity import Acquaintances, Origin, Vitals
-from ..raft.messages import APPEND, Message
+from ..raft.messages import BEHIND_EACH_OTHER, Message
 from ..types import Buffer
 from .codec import decode_messages, encode_messages
 from .config import TransportConfig
@@ -104,7 +104,7 @@ class MemoryPeers:
         """Send as `Peers.send` does."""
         boxes: dict[tuple[int, int], list[Message]] = {}
         for message in messages:
-            lane = BULK if message.kind == APPEND else CONTROL
+            lane = BULK if message.kind in BEHIND_EACH_OTHER else CONTROL
             boxes.setdefault((message.to, lane), []).append(message)
         for (node, lane), box in boxes.items():
             limit = self.config.frame_bytes if lane else self.config.control_frame_bytes

@@ -18,7 +18,7 @@ import trio
 from logyard.protocol.errors import BadRequest, LogyardError, Outdated, WrongIdentity
 
 from ..identity import Acquaintances, Origin, Vitals
-from ..raft.messages import APPEND, Message
+from ..raft.messages import BEHIND_EACH_OTHER, LEADER_GONE, Message
 from ..types import Buffer
 from .codec import decode_messages, encode_messages
 from .config import TransportConfig
@@ -204,12 +204,13 @@ class Peers:
     def send(self, messages: Sequence[Message]) -> None:
         """Send a turn's messages of all groups; never waits. Call it once a turn.
 
-        Appends, empty ones too, take the bulk lane, so that they keep their order; all else the control lane. Messages
-        to unknown peers and to a link without room are dropped: an `on_link_up` will follow.
+        Appends, empty ones too, take the bulk lane, so that they keep their order, and a leader's farewell its place
+        behind them; all else the control lane. Messages to unknown peers and to a link without room are dropped: an
+        `on_link_up` will follow.
         """
         boxes: dict[int, list[Message]] = {}
         for message in messages:
-            key = message.to * 2 + (message.kind == APPEND)
+            key = message.to * 2 + (message.kind in BEHIND_EACH_OTHER)
             box = boxes.get(key)
             if box is None:
                 boxes[key] = [message]
@@ -226,12 +227,15 @@ class Peers:
             if not link.connected or link.lossy:
                 # Not worth encoding.
                 link.drop()
-                continue
-            if not _alike(box, encoded):
-                frames = list(encode_messages(box, config.frame_bytes if key & 1 else config.control_frame_bytes))
-                encoded = box
-            for frame in frames:
-                link.send(frame)
+            else:
+                if not _alike(box, encoded):
+                    frames = list(encode_messages(box, config.frame_bytes if key & 1 else config.control_frame_bytes))
+                    encoded = box
+                for frame in frames:
+                    link.send(frame)
+            if link.lossy and any(message.kind == LEADER_GONE for message in box):
+                # Only the other side can ask whether somebody leads: it has to see the reset, too.
+                link.reset("a farewell found the bulk queue full")
 
     def send_blob(
         self,

@@ -25,6 +25,7 @@ from logyard.protocol.frame import encode_frame
 from logyard.protocol.pending import DROP
 
 from .cluster import KIB, Cluster, cluster, until
+from .test_admission import push
 from .test_histories import check_books
 from .test_repair import hurt_file
 
@@ -372,6 +373,24 @@ async def test_acknowledged_entries_survive_damage_and_elections(tmp_path: Path)
         await mended(c, 3)
         for number in c.ids:
             assert [body for _, body in await c.read(number)] == bodies
+
+
+async def test_a_leader_that_stops_right_behind_an_append_is_trusted_by_nobody(tmp_path: Path) -> None:
+    """Its farewell overtook the append, which was taken for word of a leader: nobody was elected for good."""
+    async with cluster(tmp_path, 3) as c:
+        await c.create()
+        leader = await c.leader()
+        await c.fill(leader, 3, SIZE)
+        await c.applied()
+        system, member = c.system(leader), c.member(leader)
+        last = member.raft.log.last_index
+        push(c, SIZE, number=leader)
+        system.ready_loop.turn()
+        assert member.raft.log.last_index == last + 1 and not member.slow_sends
+        system.replicas.retire.stop(member, "a test")
+        others = [number for number in c.ids if number != leader]
+        await c.fill(await c.leader(among=others), 3, SIZE)
+        await c.applied(among=others)
 
 
 async def test_a_group_of_which_nobody_else_has_a_copy_stays_stopped(tmp_path: Path) -> None:

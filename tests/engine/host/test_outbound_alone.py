@@ -13,7 +13,7 @@ import trio.testing
 
 from logyard.engine.entry import Entry, build_commands
 from logyard.engine.host.outbound import Host, Outbound
-from logyard.engine.raft.core import LEADER
+from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.messages import APPEND, SNAPSHOT, Message
 from logyard.engine.raft.progress import Window
 from logyard.engine.replica.reader import Located
@@ -148,6 +148,17 @@ async def test_what_is_void_by_then_is_not_sent(what: str) -> None:
             rig.member.raft.log.first_index = 2
         else:
             rig.member.raft.stopped = True
+    assert not rig.sent and not rig.events and not rig.slow
+
+
+async def test_who_stops_leading_while_it_loads_sends_no_more() -> None:
+    """Behind its farewell a follower took it for word of a leader, and waited for it for good."""
+    rig = Rig()
+    async with trio.open_nursery() as rig.nursery:
+        assert not rig.outbound.prepare(rig.member, rig.message(1, 3))
+        await trio.testing.wait_all_tasks_blocked()
+        rig.member.raft.role = FOLLOWER
+        rig.disk.set()
     assert not rig.sent and not rig.events and not rig.slow
 
 

@@ -216,6 +216,22 @@ async def test_of_a_group_that_was_deleted_meanwhile_nobody_is_told_that_it_is_a
     assert bench.asked and not bench.unquiesce.is_busy
 
 
+async def test_who_leads_no_more_tells_nobody_that_it_is_awake(clock: object) -> None:
+    """Whoever slept would trust in the one that woke it."""
+    bench = Bench()
+    bench.answers = {1: [UID], 3: []}
+    member = bench.member()
+    bench.quiesce.rest(member)
+
+    def stops(node: int, kind: int, request: int, header: Any) -> bool:
+        member.raft.stop()
+        return Bench.say(bench, node, kind, request, header)
+
+    bench.quiesce._host = bench.quiesce._host._replace(send_blob=stops)
+    await bench.run(AFTER_S + 2)
+    assert bench.asked and UID in bench.members and not bench.unquiesce.is_busy
+
+
 async def test_a_batch_that_could_not_be_stored_is_no_end_of_it(clock: object) -> None:
     bench = Bench()
     bench.answers = {1: [UID, UID + 1], 3: [UID, UID + 1]}

@@ -10,7 +10,8 @@ from logyard.engine.quiesce import unquiesce
 from logyard.engine.quiesce.quiesced_table import Row, Shape
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.mending import Mend
-from logyard.engine.raft.messages import DAMAGED
+from logyard.engine.raft.messages import DAMAGED, LEADER_GONE, Message
+from logyard.engine.raft.quiescence import is_quiet
 from logyard.engine.raft.state import CANDIDATE, PRECANDIDATE
 from logyard.engine.replica.log_time import LogTime
 from logyard.engine.replica.member import Member
@@ -227,6 +228,19 @@ def test_who_lost_its_rows_says_so_to_whoever_holds_it_to_be_asleep() -> None:
     raft.leader = 1
     yard.unquiesce.on_awake(stranger, [UID])
     assert not raft.outbox, "that one hears of it anyway"
+
+
+@pytest.mark.parametrize(("sender", "term", "trusts"), [(1, TERM, False), (3, TERM, True), (1, TERM - 1, True)])
+def test_nobody_trusts_in_a_leader_that_says_it_is_damaged(sender: int, term: int, trusts: bool) -> None:
+    """Woken by the word of the very leader it slept under, which led no more: it waited for good, and so denied others
+    their election."""
+    yard = Yard()
+    yard.table.add(UID, row(1))
+    member = yard.unquiesce.find(UID, by=1)
+    assert member is not None and member.raft.leader == 1 and is_quiet(raft_of(member))
+    raft_of(member).step(Message(DAMAGED, UID, OWN, sender, term, context=5))
+    assert (member.raft.leader == 1) == is_quiet(raft_of(member)) == trusts
+    assert [(one.kind, one.to, one.term) for one in raft_of(member).outbox] == [(LEADER_GONE, sender, TERM)]
 
 
 FRESH = Row(0, 0, 0, 0, 0, 0, 0, Shape(VOTERS, (), (), (), "log"), "a")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import trio
 
 from logyard.engine.entry import verify_bodies
-from logyard.engine.raft.messages import Message
+from logyard.engine.raft.messages import APPEND, LEADER_GONE, Message
 from logyard.engine.transport import frame
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, CONTROL, Hello
@@ -276,6 +276,25 @@ async def test_a_full_bulk_queue_ends_in_a_probe() -> None:
         assert b.recorder.ups == [1], "nothing was reset: only the sender probes"
         a.peers.send([append(2, 6, [])])
         await b.until(lambda: any(m.uid == 6 for _, m in b.recorder.messages))
+
+
+async def test_a_farewell_comes_behind_the_appends_and_never_gets_lost_alone() -> None:
+    """Where it overtook them a follower took them for word of a leader that was none, and waited for it for good."""
+    config = replace(CONFIG, bulk_queue_bytes=1 << 20)
+    a, b = Node(1, config=config), Node(2, config=config)
+    async with cluster(a, b):
+        farewell = Message(LEADER_GONE, 5, 2, 1, 1)
+        a.peers.send([append(2, 5, [make_entry(5, number, [bytes(60_000)])]) for number in range(10, 20)])
+        a.peers.send([farewell])
+        await b.until(lambda: len(b.recorder.messages) == 11)
+        assert [m.kind for _, m in b.recorder.messages] == [APPEND] * 10 + [LEADER_GONE] and not b.recorder.downs
+        entry = make_entry(5, 20, [bytes(900_000)])
+        for _ in range(30):
+            a.peers.send([append(2, 5, [entry])])
+        assert a.peers.status()[0].dropped and not b.recorder.downs
+        # Only who trusts can ask whether that is right: it has to see that something is lost.
+        a.peers.send([farewell])
+        await b.until(lambda: b.recorder.downs == [1] and b.recorder.ups == [1, 1])
 
 
 async def test_what_the_handler_refuses_costs_its_connection() -> None:
