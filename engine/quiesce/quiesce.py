@@ -207,6 +207,9 @@ class Quiesce:
                     began += await self._put_to_sleep(found)
                 except (LogyardError, OSError) as error:
                     log.warning("hibernation of %d groups: %s", len(found), error)
+                    for member in found:
+                        if self._members.get(member.uid) is member:
+                            self._wait(member)
                 await trio.sleep(3 * (time.monotonic() - began))
 
     def _due_batch(self) -> list[Member]:

@@ -241,6 +241,23 @@ async def test_a_batch_that_could_not_be_stored_is_no_end_of_it(clock: object) -
     bench.quiesce.rest(bench.member(UID + 1))
     await bench.run(AFTER_S + 2)
     assert [uid for uid, *_ in bench.hibernation.gone] == [UID + 1]
+    await bench.run((PATIENCE - 1) * AFTER_S)
+    assert [uid for uid, *_ in bench.hibernation.gone] == [UID + 1, UID], "it is tried again"
+
+
+async def test_of_a_batch_that_could_not_be_stored_who_is_gone_is_forgotten(clock: object) -> None:
+    bench = Bench()
+    for uid in (UID, UID + 1):
+        bench.quiesce.rest(bench.member(uid))
+    gone, another = bench.members[UID], member_of(bench.live)
+
+    async def deleted(members: Sequence[Member], leader: int) -> dict[Member, Any]:
+        bench.members[UID] = another
+        raise NoSpace("full")
+
+    bench.hibernation.prepare = deleted  # type: ignore[method-assign]
+    await bench.run(AFTER_S + 2)
+    assert list(bench.quiesce._patient) == [bench.members[UID + 1]] and gone is not another
 
 
 async def test_only_a_leader_at_rest_is_put_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
