@@ -14,7 +14,7 @@ from logyard.engine.raft.state import LEADER
 from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Member
 from logyard.engine.replica.submit import check_leader
-from logyard.protocol.errors import BadRequest, GroupStopped, NotLeader, Refused
+from logyard.protocol.errors import BadRequest, GroupStopped, NotLeader, Refused, Unknown
 
 
 class Membership:
@@ -45,7 +45,8 @@ class Membership:
     ) -> dict[str, Any]:
         """Make changes (kind, node, target or nothing) that take effect as one; on the leader. Kinds: see
         `engine.raft.configuration.Change`. Return the configuration when it is committed, and, unless `auto_leave` is
-        False, a joint one is left. Raises `NotLeader`, `BadRequest`, `Refused` with the reason."""
+        False, a joint one is left. Raises `NotLeader`, `BadRequest`, `Refused` with the reason; `Unknown` where another
+        leader's snapshot took its place meanwhile."""
         steps = [Change(str(kind), int(node), *map(int, rest)) for kind, node, *rest in changes]
         for kind, node, _ in steps:
             if kind not in KINDS:
@@ -80,6 +81,8 @@ class Membership:
             if raft.log.term(index) not in (term, None) or raft.applied < index:
                 # Another leader's entries took its place: it is not committed and never will be.
                 raise NotLeader(raft.leader)
+            if raft.log.term(index) is None and raft.term != term:
+                raise Unknown("a snapshot replaced this member's log: whether the change is committed is not known")
             if left:
                 await wait(member, lambda: not raft.applied_configuration.joint or raft.role != LEADER)
         except GroupStopped:

@@ -14,7 +14,7 @@ import trio.testing
 from logyard.engine.raft.configuration import Change
 from logyard.engine.raft.state import FOLLOWER
 from logyard.engine.replica.member import STOPPED, Member
-from logyard.protocol.errors import BadRequest, GroupStopped, NotLeader, Refused
+from logyard.protocol.errors import BadRequest, GroupStopped, NotLeader, Refused, Unknown
 from logyard.service.membership import Membership
 from tests.engine.replica.doubles import TERM, Core, Recorder, member_of
 
@@ -67,7 +67,7 @@ class Rig:
     async def change(self, *steps: tuple[Any, ...], auto_leave: bool = True) -> None:
         try:
             self.done = await self.membership.change_membership("a", steps, auto_leave)
-        except (NotLeader, GroupStopped) as error:
+        except (NotLeader, GroupStopped, Unknown) as error:
             self.error = error
 
     def apply(self) -> None:
@@ -130,6 +130,20 @@ async def test_a_change_that_another_leaders_entries_replaced_is_not_done() -> N
         rig.core.leader = 2
         rig.member.wake()
     assert isinstance(rig.error, NotLeader) and rig.error.leader == 2 and not rig.done
+
+
+@pytest.mark.parametrize("by_another", [True, False])
+async def test_of_a_change_below_another_leaders_snapshot_nobody_knows_whether_it_is_done(by_another: bool) -> None:
+    """It was told as committed, though that leader's log may have had another entry there."""
+    rig = Rig()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.change, ("remove", 3))
+        await settled()
+        if by_another:
+            rig.core.role, rig.core.leader, rig.core.term = FOLLOWER, 2, TERM + 1
+        del rig.core.log.terms[1]
+        rig.apply()
+    assert isinstance(rig.error, Unknown) == by_another and bool(rig.done) != by_another
 
 
 @pytest.mark.parametrize("applied", [True, False])
