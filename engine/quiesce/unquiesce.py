@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..raft.quorum import first_leader
 from ..replica.log_time import LogTime
-from ..replica.member import STOPPED, Member
+from ..replica.member import RUNNING, STOPPED, Member
 from ..transport.blobs import AWAKE
 from .quiesced_sessions import QuiescedSessions
 from .quiesced_table import LED, QuiescedTable, Row, quorum_lives
@@ -173,7 +173,8 @@ class Unquiesce:
             raft.resume_leader(row.shape.asleep)
             if clock is not None:
                 member.begin_clock(clock)
-            self._host.on_leading(member)
+            if member.state == RUNNING:
+                self._host.on_leading(member)
             for node in row.shape.asleep:
                 if node != by:
                     self.note_awake(node, member.uid)

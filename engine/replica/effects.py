@@ -188,7 +188,8 @@ class Effects:
         for effect in effects:
             if isinstance(effect, Append):
                 # Key (0, 0) is never pending: applied whenever it is committed, and not re-issued when it gets lost.
-                self._commands.propose(member, "append", 0, 0, effect.command)
+                if member.state == RUNNING and member.raft.role == LEADER:
+                    self._commands.propose(member, "append", 0, 0, effect.command)
             elif isinstance(effect, LEADERS):
                 outside.append(effect)
             else:

@@ -14,7 +14,7 @@ from logyard.engine.raft.messages import DAMAGED, LEADER_GONE, Message
 from logyard.engine.raft.quiescence import is_quiet
 from logyard.engine.raft.state import CANDIDATE, PRECANDIDATE
 from logyard.engine.replica.log_time import LogTime
-from logyard.engine.replica.member import Member
+from logyard.engine.replica.member import HALTED, Halt, Member
 from logyard.engine.transport.blobs import AWAKE
 
 from ..host.cluster import raft_of
@@ -132,6 +132,17 @@ def test_a_member_that_is_mended_or_stopped_takes_up_nothing() -> None:
         member = yard.unquiesce.find(uid, use=True)
         assert member is not None and member.raft.role == FOLLOWER
     assert [one.uid for one in yard.marked] == [UID + 1] and not yard.leading
+
+
+def test_a_leader_that_wakes_without_its_machine_acts_for_nobody() -> None:
+    """It leads until another one does; its machine, which knows nothing, was asked what there is to do as a leader, and
+    what it wanted proposed ended the node."""
+    yard = Yard()
+    yard.table.add(UID, row())
+    yard.rebuilt = lambda member: member.suspend(Halt(LAST, 0, 0, -1, "this program has no machine for it", 1))
+    member = yard.unquiesce.find(UID)
+    assert member is not None and (member.state, member.raft.role) == (HALTED, LEADER)
+    assert yard.marked == [member] and not yard.leading
 
 
 def test_a_leaders_death_wakes_its_groups_where_a_quorum_is_left() -> None:

@@ -263,6 +263,17 @@ def test_whatever_a_local_method_gives_stops_nobody(said: Any) -> None:
     assert rig.machine.heard == ["leader", 100, "follower"] and not rig.sessions.sent and not rig.commands.queued
 
 
+def test_only_a_leader_that_runs_proposes_what_a_local_method_asks_for() -> None:
+    """Who could not propose it raised, into the node's own tasks."""
+    rig = Rig()
+    rig.machine.said = [Append(b"a command"), Send(1, b"role")]
+    for state, role in ((HALTED, LEADER), (RUNNING, FOLLOWER), (RUNNING, LEADER)):
+        assert not rig.commands.queued
+        cast(Any, rig.member).state, cast(Any, rig.core).role = state, role
+        rig.lead()
+    assert rig.commands.queued == [("append", 0, 0, b"a command")] and len(rig.sessions.sent) == 3
+
+
 def test_a_local_method_that_yields_and_fails_stops_nobody() -> None:
     rig = Rig()
     rig.machine = Yielding()
