@@ -401,7 +401,13 @@ class SystemConfig:
     connections_max: int = _limit(
         1024, 1, 65_536, "Client connections of a node; one file descriptor and two tasks each."
     )
-    groups_max: int = _limit(100_000, 1, 10_000_000, "Groups of a node; an idle one costs bytes, but not none.")
+    groups_max: int = _limit(
+        100_000,
+        1,
+        10_000_000,
+        "Groups of a node; an idle one costs bytes, but not none. What others create with it as a member comes all the "
+        "same.",
+    )
     switch_interval_us: int = _limit(
         50,
         5,

@@ -181,7 +181,6 @@ class GroupRegistry:
             return await self._create(requests)
 
     async def _create(self, requests: Sequence[Mapping[str, Any]]) -> list[Spec]:
-        self._check_number(len(requests))
         specs: list[Spec] = []
         fresh: list[Spec] = []
         now = time.time_ns() // 1_000_000
@@ -191,6 +190,7 @@ class GroupRegistry:
             if known is None:
                 fresh.append(spec)
             specs.append(known or spec)
+        self._check_number(len(fresh))
         if fresh:
             await self._define(fresh)
         return specs
@@ -291,7 +291,7 @@ class GroupRegistry:
             )
 
     def _check_number(self, more: int) -> None:
-        if self._groups.size() + more > self._groups_max:
+        if more and self._groups.size() + more > self._groups_max:
             raise Busy("the node's number of groups (groups_max)", 60.0)
 
     def _known(self, spec: Spec) -> Spec | None:
@@ -604,6 +604,7 @@ class GroupRegistry:
             for spec in specs:
                 self._check_foreign(spec)
                 self._check_free(spec)
+            self._check_number(sum(spec.machine not in FOUNDED and not self._groups.has(spec.uid) for spec in specs))
         except LogyardError as error:
             return str(error)
         return None

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from logyard.engine.host import groups
+from logyard.engine.host.groups import FOUNDED
 from logyard.engine.log import meta_rows
 from logyard.engine.log.meta_rows import Departed
 from logyard.engine.replica.member import DELETED
@@ -294,6 +295,26 @@ async def test_a_deletion_reaches_who_is_there_and_who_speaks_for_the_group_late
         # And nobody brings it back.
         await net.nodes[2].registry._store([member.spec])
         assert net.having(uid) == set()
+
+
+async def test_on_a_full_node_what_is_there_is_created_again_and_nothing_new_moves_there() -> None:
+    async with network() as net:
+        one, two = net.nodes[1], net.nodes[2]
+        uid = await create(one)
+        there = spec_of(uid, "log")
+        await batch(two, *map(str, range(999)), members=(2,))
+        assert len(two.members) == 1000
+        # What others create with it among the members is here, too.
+        await create(one, "more")
+        assert await create(two) == uid and await batch(two, "0", "1", members=(2,)) == 0
+        with pytest.raises(Busy, match="groups_max"):
+            await two.registry.create([{"name": name, "members": (1, 2, 3)} for name in ("log", "new")])
+        assert two.registry._why_not([there]) is None
+        why = two.registry._why_not([there, spec_of(77, "new")])
+        assert why is not None and "groups_max" in why
+        # The cluster's own group may go anywhere.
+        two.machines.add(FOUNDED[0])
+        assert two.registry._why_not([spec_of(77, "new")._replace(machine=FOUNDED[0])]) is None
 
 
 async def test_nodes_that_are_to_become_members_are_asked_for_room(autojump_clock: trio.testing.MockClock) -> None:
