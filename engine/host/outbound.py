@@ -175,12 +175,7 @@ class Outbound:
                 if isinstance(error, Corrupt) and message.last > member.raft.commit:
                     self._pass_on(member)
             finally:
-                waiting = (member.slow_sends or {}).get(node, [])
-                # Those of an earlier leadership of this member are not in it.
-                if message in waiting:
-                    waiting.remove(message)
-                if not waiting and member.slow_sends is not None:
-                    member.slow_sends.pop(node, None)
+                member.sent_slow(node, message)
             await trio.lowlevel.checkpoint()
         if self._queues.get(node) is queue:
             del self._queues[node]

@@ -345,6 +345,21 @@ class Member(Replicated):
             self.slow_sends = {}
         return self.slow_sends.setdefault(node, [])
 
+    def sent_slow(self, node: int, message: Message) -> None:
+        """Let a message to `node` wait for the disk no more, whether it was sent or not."""
+        slow = self.slow_sends
+        if slow is None:
+            return
+        waiting = slow.get(node, [])
+        # Those of an earlier leadership are not in it.
+        if message in waiting:
+            waiting.remove(message)
+        if not waiting:
+            slow.pop(node, None)
+        if not slow:
+            # A turn takes the short way only where nothing waits.
+            self.slow_sends = None
+
     def go_on(self) -> None:
         """Apply again what is committed."""
         self.state, self.reason = RUNNING, ""

@@ -73,6 +73,7 @@ async def test_what_waits_for_the_disk_waits_once(tmp_path: Path) -> None:
         disk.set()
         await c.applied()
         assert [body for _, body in await c.read(3)][-len(bodies) :] == bodies
+        await until(lambda: member.slow_sends is None, "the leader takes the short way again")
 
 
 async def test_a_laggard_catches_up_through_entries_far_above_the_mean(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from logyard.engine.host.outbound import Host, Outbound
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.messages import APPEND, SNAPSHOT, Message
 from logyard.engine.raft.progress import Window
+from logyard.engine.replica.member import Member
 from logyard.engine.replica.reader import Located
 from logyard.protocol.errors import Corrupt, Gone, LogyardError
 from logyard.protocol.frame import encode_frame
@@ -40,12 +41,12 @@ class Rig:
         self.released: set[int] = set()
         self.file_last = 0
         log = SimpleNamespace(first_index=1, term=lambda index: 2)
-        self.slow: dict[int, list[Message]] = {}
         self.member = cast(
             Any,
             SimpleNamespace(
-                uid=UID, spec=SimpleNamespace(name="log"), slow_sends=self.slow, last_release=9, resolves=True,
-                slow_messages=lambda node: self.slow.setdefault(node, []),
+                uid=UID, spec=SimpleNamespace(name="log"), slow_sends=None, last_release=9, resolves=True,
+                slow_messages=lambda node: Member.slow_messages(self.member, node),
+                sent_slow=lambda node, message: Member.sent_slow(self.member, node, message),
                 is_dead=lambda one: one.index in self.released,
                 liveness=SimpleNamespace(live_units=lambda index, units: {number for number, _, _ in units}),
                 raft=SimpleNamespace(
@@ -65,6 +66,10 @@ class Rig:
             lambda member: self.events.append("marked"), lambda member: self.events.append("woken"),
         )  # fmt: skip
         self.nursery: trio.Nursery
+
+    @property
+    def slow(self) -> dict[int, list[Message]] | None:
+        return cast("dict[int, list[Message]] | None", self.member.slow_sends)
 
     def spawn(self, task: Callable[..., Any], *arguments: Any) -> None:
         self.nursery.start_soon(task, *arguments)
@@ -116,7 +121,7 @@ async def test_what_waits_for_the_disk_waits_once_and_keeps_its_order() -> None:
         (row,) = rig.outbound.status()
         assert row["waiting_messages"] == 2 and not rig.sent
         rig.disk.set()
-    assert rig.sent == [(2, 1, 3), (2, 4, 5), (2, 6, 6)] and not rig.slow
+    assert rig.sent == [(2, 1, 3), (2, 4, 5), (2, 6, 6)] and rig.slow is None
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,7 @@ async def test_a_message_carries_no_more_than_its_limit_or_one_entry(room: float
     message = rig.message(1, 5)
     async with trio.open_nursery() as rig.nursery:
         assert not rig.outbound.prepare(rig.member, message)
-    assert rig.sent == [(2, 1, last)] and not rig.slow
+    assert rig.sent == [(2, 1, last)] and rig.slow is None
     assert message.entries is not None and [one.index for one in message.entries] == list(range(1, last + 1))
 
 
@@ -148,7 +153,7 @@ async def test_what_is_void_by_then_is_not_sent(what: str) -> None:
             rig.member.raft.log.first_index = 2
         else:
             rig.member.raft.stopped = True
-    assert not rig.sent and not rig.events and not rig.slow
+    assert not rig.sent and not rig.events and rig.slow is None
 
 
 async def test_who_stops_leading_while_it_loads_sends_no_more() -> None:
@@ -159,7 +164,7 @@ async def test_who_stops_leading_while_it_loads_sends_no_more() -> None:
         await trio.testing.wait_all_tasks_blocked()
         rig.member.raft.role = FOLLOWER
         rig.disk.set()
-    assert not rig.sent and not rig.events and not rig.slow
+    assert not rig.sent and not rig.events and rig.slow is None
 
 
 @pytest.mark.parametrize("released", [True, False])
@@ -171,7 +176,7 @@ async def test_a_released_payload_is_a_tombstone_and_a_damaged_one_is_not_sent(r
     message = rig.message(2, 2)
     async with trio.open_nursery() as rig.nursery:
         assert not rig.outbound.prepare(rig.member, message)
-    assert rig.sent == ([(2, 2, 2)] if released else []) and not rig.slow
+    assert rig.sent == ([(2, 2, 2)] if released else []) and rig.slow is None
     if released:
         assert message.entries is not None and message.entries[0].tombstone == 9
 
@@ -185,7 +190,7 @@ async def test_bytes_of_a_later_term_that_a_snapshot_brought_are_not_sent_for_an
     rig.payload_entries = lambda member, first, last: iter([Located(1, 3, later.data, later, None)])  # type: ignore[method-assign]
     async with trio.open_nursery() as rig.nursery:
         rig.outbound.prepare(rig.member, rig.message(1, 1))
-    assert not rig.sent and not rig.events and not rig.slow
+    assert not rig.sent and not rig.events and rig.slow is None
 
 
 async def test_where_no_tombstone_says_it_the_log_goes_and_a_snapshot_comes() -> None:
