@@ -13,6 +13,7 @@ from logyard.protocol.errors import LogyardError, Unknown
 from logyard.protocol.frame import Buffer
 from logyard.protocol.pending import PendingReply
 from logyard.protocol.tls import TlsError, require_server
+from logyard.protocol.verbs import VERBS
 from logyard.protocol.wire import REPLY_NONE, ProtocolError
 
 from .lane import Lane
@@ -88,7 +89,7 @@ class Link:
 
     __slots__ = (
         "network", "node", "address", "channel", "dirty", "bell", "opened", "failure", "socket", "progress", "_write",
-        "_reading", "_sending", "_lone", "_asked",
+        "_reading", "_sending", "_lone", "_asked", "patience",
     )  # fmt: skip
 
     def __init__(self, network: Owner, node: int, address: tuple[str, int]) -> None:
@@ -102,6 +103,8 @@ class Link:
         self.failure: LogyardError | None = None
         self.socket: Stream | None = None
         self.progress = network.clock()
+        # Callers that wait for a `long` verb: meanwhile silence says nothing.
+        self.patience = 0
         # Of a plain socket, once it may be used beside the task that sends.
         self._write: Write | None = None
         # What arrived is being handled; frames are being made, or the task that sends is at it.
@@ -281,7 +284,12 @@ class Link:
         at_once = self._at_once
         self._begin()
         self.channel.call(method, arguments, pending, pushed)
-        return await self._answer(pending, method, deadline, at_once)
+        long = VERBS[method].long
+        self.patience += long
+        try:
+            return await self._answer(pending, method, deadline, at_once)
+        finally:
+            self.patience -= long
 
     async def command(self, uid: int, frame: list[Buffer], deadline: float) -> tuple[Any, bool]:
         """Return (reply, was cut) of one command frame; raise as `call`."""

@@ -550,5 +550,6 @@ class Network(AdminVerbs):
                     if lane.sent or lane.waiting:
                         lane.expire(now)
                 for link in list(self._links.values()):
-                    if link.open and link.channel.pending and now - link.progress > STALL_S:
+                    waits = link.open and link.channel.pending and not link.patience
+                    if waits and now - link.progress > STALL_S:
                         link.fail(f"no byte for {STALL_S:g} s with requests open")

@@ -14,8 +14,10 @@ from typing import Any
 
 from logyard.protocol import wire
 from logyard.protocol.frame import Buffer
+from logyard.protocol.errors import Unknown
 from logyard.protocol.pending import PendingReply
 from logyard.protocol.tls import TlsError, explain, gathered, identities, require_safe, require_server
+from logyard.protocol.verbs import VERBS
 
 from .admin import T
 from .session import UNIX, Channel, Pushed, not_secured, unix_target, unreachable
@@ -23,6 +25,8 @@ from .session import UNIX, Channel, Pushed, not_secured, unix_target, unreachabl
 CONNECT_S = 5.0
 STALL_S = 10.0
 """No byte for so long while an answer is due: the server hangs, and the connection is given up."""
+WORK_S = 86_400.0
+"""The same while a `long` verb is done: its caller's deadline comes first."""
 
 
 def _connect_unix(host: str) -> socket.socket:
@@ -81,10 +85,14 @@ class Connection:
             raise
 
     def call(self, method: str, arguments: dict[str, object], deadline: float) -> PendingReply[Any]:
-        """Ask one question and return its answer; one that did not come is `was_cut`."""
+        """Ask one question and return its answer; one that did not come is `was_cut`. A server is silent for as long as
+        a `long` verb takes it."""
         pending: PendingReply[Any] = PendingReply()
         self.channel.call(method, arguments, pending)
-        return self._answered(pending, lambda: pending.done, deadline)
+        if not VERBS[method].long:
+            return self._answered(pending, lambda: pending.done, deadline)
+        late = Unknown(f"{method}: {self.address[0]}:{self.address[1]} did not answer in time")
+        return self._answered(pending, lambda: pending.done, deadline, late)
 
     def listen(self, method: str, arguments: dict[str, object], pushed: Pushed) -> PendingReply[Any]:
         """Ask a question that is answered only when it is over; meanwhile `pushed` gets what comes. A server that is
@@ -102,20 +110,23 @@ class Connection:
         self._answered(pending, lambda: True, deadline).set(b"")
         return pending
 
-    def _answered(self, pending: PendingReply[T], done: Callable[[], bool], deadline: float) -> PendingReply[T]:
+    def _answered(
+        self, pending: PendingReply[T], done: Callable[[], bool], deadline: float, late: Unknown | None = None
+    ) -> PendingReply[T]:
+        """Send, and receive until `done`. `late`: what is told at the deadline, which is all that ends the wait."""
         try:
-            self._exchange(done, deadline)
+            self._exchange(done, deadline, STALL_S if late is None else WORK_S)
         except (OSError, wire.ProtocolError) as error:
             self.close()
-            failure = unreachable(self.address, error)
+            failure = late if late is not None and isinstance(error, TimeoutError) else unreachable(self.address, error)
             self.channel.cut(failure)
             pending.cut(failure)
         return pending
 
-    def _exchange(self, done: Callable[[], bool], deadline: float) -> None:
+    def _exchange(self, done: Callable[[], bool], deadline: float, stall_s: float = STALL_S) -> None:
         outgoing = self.channel.outgoing
         while outgoing.size or not done():
-            self._socket.settimeout(max(0.001, min(STALL_S, deadline - time.monotonic())))
+            self._socket.settimeout(max(0.001, min(stall_s, deadline - time.monotonic())))
             if outgoing.size:
                 window = outgoing.window()
                 # OpenSSL has no gather-write: many small buffers leave as one record.

@@ -81,16 +81,20 @@ def required(field: Field) -> bool:
 
 
 class Verb:
-    """One verb. `idempotent`: asked twice, it does no more than once, so a cut connection is not an unknown outcome."""
+    """One verb. `idempotent`: asked twice, it does no more than once, so a cut connection is not an unknown outcome.
+    `long`: a node's work may take minutes, in which it says nothing, so silence does not say that it hangs."""
 
-    __slots__ = ("name", "fields", "served", "idempotent", "right", "_steps", "_checks", "_required")
+    __slots__ = ("name", "fields", "served", "idempotent", "right", "long", "_steps", "_checks", "_required")
 
-    def __init__(self, name: str, fields: tuple[Field, ...], served: str, idempotent: bool, right: str) -> None:
+    def __init__(
+        self, name: str, fields: tuple[Field, ...], served: str, idempotent: bool, right: str, *, long: bool = False
+    ) -> None:
         self.name = name
         self.fields = fields
         self.served = served
         self.idempotent = idempotent
         self.right = right
+        self.long = long
         # With what needs no check: a default, which is most of what a call leaves out. A list is made anew each time.
         self._steps = tuple(
             (one.name, one.check, one.default, _ALWAYS if required(one) or one.default == () else one.default)
@@ -423,8 +427,8 @@ _TABLE = (
         (NAME, raw("key"), raw("end"), number("flags", 0), number("start", 0), WAIT, AS_LEADER, number("skip", 0)),
         READERS, True, READ,
     ),
-    Verb("snapshot", (optional(names("names")),), NODE, True, ADMIN),
-    Verb("compact", (), NODE, True, CLUSTER),
+    Verb("snapshot", (optional(names("names")),), NODE, True, ADMIN, long=True),
+    Verb("compact", (), NODE, True, CLUSTER, long=True),
     Verb("scrub", (flag("start", False),), NODE, True, CLUSTER),
     Verb(
         "members",

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from logyard.client import errors
+from logyard.client.admin import ask, plain
 from logyard.client.aio import connect
 from logyard.client.kv_watch import Flow, Stream, Watch
 from logyard.client.messages import open_session
@@ -250,6 +251,32 @@ async def test_no_answer_in_time_is_an_unknown_outcome() -> None:
         with trio.fail_after(5), pytest.raises(errors.Unknown):
             await log.append(b"x", timeout=0.5)
         assert yard.window.used == 0
+
+
+async def test_a_link_is_given_up_over_silence_but_not_while_a_node_works_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("logyard.client.network.STALL_S", 0.3)
+    begun: list[str] = []
+
+    async def work(what: str, *_said: object, **_more: object) -> dict[str, int]:
+        begun.append(what)
+        await trio.sleep(1.0)
+        return {"moved": 0}
+
+    async with fake_cluster(1) as cluster:
+        monkeypatch.setattr(cluster.nodes[1], "compact", partial(work, "compact"))
+        monkeypatch.setattr(cluster.nodes[1], "query", partial(work, "query"))
+        async with connect([cluster.addresses[1]], timeout=5) as yard:
+            await yard.create("orders", members=[1])
+            with trio.fail_after(20):
+                assert await yard.compact(1) == {1: {"moved": 0}}
+                assert begun == ["compact"]
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(yard.run, ask("query", plain, at=1, name="orders", request=b"?"), 15.0)
+                    while begun.count("query") < 2:
+                        await trio.sleep(0.01)
+                    nursery.cancel_scope.cancel()
 
 
 async def test_leaving_fails_what_is_unfinished() -> None:

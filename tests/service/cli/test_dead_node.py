@@ -38,3 +38,25 @@ async def test_every_live_node_does_it_and_the_dead_one_is_named(
     assert list(fields["nodes"]) == ["1", "3"]
     assert "node 2 did not do it: cannot reach 127.0.0.1:1" in fields["error"]["message"]
     assert found.stderr == f"error: {fields['error']['message']}\n"
+
+
+async def test_a_node_that_works_for_longer_than_one_is_silent_for_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("logyard.client.sync_link.STALL_S", 0.3)
+    begun: list[int] = []
+
+    async def compact(number: int) -> dict[str, int]:
+        begun.append(number)
+        await trio.sleep(1.0)
+        return {"files": number}
+
+    async with fake_cluster() as cluster:
+        for number, node in cluster.nodes.items():
+            monkeypatch.setattr(node, "compact", partial(compact, number))
+        words = ["compact", "--servers", cluster.addresses[1], "--timeout", "5", "--json"]
+        with trio.fail_after(20):
+            found = await trio.to_thread.run_sync(partial(CliRunner().invoke, cli), words)
+    fields = json.loads(found.stdout.splitlines()[-1])
+    assert found.exit_code == 0 and begun == [1, 2, 3]
+    assert fields["nodes"] == {"1": {"files": 1}, "2": {"files": 2}, "3": {"files": 3}}
