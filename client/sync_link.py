@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 from logyard.protocol import wire
-from logyard.protocol.frame import Buffer
 from logyard.protocol.errors import Unknown
+from logyard.protocol.frame import Buffer
 from logyard.protocol.pending import PendingReply
 from logyard.protocol.tls import TlsError, explain, gathered, identities, require_safe, require_server
 from logyard.protocol.verbs import VERBS

@@ -1,7 +1,7 @@
 """The process of one node: reads its configuration, runs `service.node.serve`, and says when it serves.
 
 The line ``ready client=HOST:PORT pid=N`` is printed on standard output once, when clients are answered. SIGTERM and
-SIGINT stop it cleanly, SIGHUP reads the TLS files again; with `until_eof` the end of standard input stops it too, so
+SIGINT stop it cleanly at any moment, SIGHUP reads the TLS files again; with `until_eof` the end of standard input stops it too, so
 that a node never outlives the process that started it. Exit codes: 0 stopped, 1 refused to start, 2 bad configuration,
 75 the disk failed (law 7), 76 the
 other nodes know a newer data directory of this node (D12). Called by `logyard serve`.
@@ -112,7 +112,28 @@ def warn_of_keys(doors: Sequence[Door]) -> None:
 
 
 def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
-    """Run one trio loop: the node, and one task each for signals and for the end of standard input."""
+    """Run one trio loop: the node, and one task for the end of standard input."""
+    token: trio.lowlevel.TrioToken | None = None
+    nodes: list[Node] = []
+    stopping = early = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+        if token is not None:
+            soon(token, scope.cancel)
+
+    def hang_up(*_: object) -> None:
+        nonlocal early
+        early = not nodes
+        if token is not None and nodes:
+            soon(token, reload)
+
+    # From the first moment to the end of the process: whoever stops a node, or renews certificates, does not ask
+    # whether it is just starting, recovering or stopping, and a signal that nobody takes would end it there.
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGHUP, hang_up)
     import trio
 
     from logyard.engine.descriptors import raise_limit
@@ -125,17 +146,7 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
     start_audit()
     raise_limit()
 
-    async def stop_on_signal(stop: Callable[[], None]) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                stop()
-
-    nodes: list[Node] = []
-    early = False
-
     def reload() -> None:
-        nonlocal early
-        early = not nodes
         for node in nodes:
             try:
                 doors = node.reload_tls()
@@ -146,19 +157,20 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
             print(f"logyard serve: certificates for new connections: {said}", file=sys.stderr, flush=True)
             warn_of_keys(doors)
 
+    scope = trio.CancelScope()
+
     async def main() -> None:
-        # From the first moment to the end of the process: whoever renews certificates does not ask whether the node is
-        # just recovering or stopping, and a signal that nobody takes would end it.
+        nonlocal token
         token = trio.lowlevel.current_trio_token()
-        signal.signal(signal.SIGHUP, lambda *_: soon(token, reload))
-        async with trio.open_nursery() as nursery:
-            await start(nursery)
+        if stopping:
+            scope.cancel()
+        with scope:
+            async with trio.open_nursery() as nursery:
+                await start(nursery)
 
     async def start(nursery: trio.Nursery) -> None:
-        stop = nursery.cancel_scope.cancel
-        nursery.start_soon(stop_on_signal, stop)
         if until_eof:
-            watch_input(stop)
+            watch_input(scope.cancel)
         node: Node = await nursery.start(serve, config)
         nodes.append(node)
         if early:

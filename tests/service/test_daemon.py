@@ -56,6 +56,52 @@ def test_a_hangup_ends_no_node_that_starts_or_stops(tmp_path: Path, where: str, 
     assert said == (["read", "ready"] if first else ["ready", "read"])
 
 
+STOPPED = """
+import os, signal, sys
+from pathlib import Path
+from logyard.engine import descriptors
+from logyard.service import node
+from logyard.service.cli.root import Terminate
+from logyard.service.daemon import run_node
+
+number = int(sys.argv[3])
+owner, name = {"start": (descriptors, "raise_limit"), "stop": (node.System, "part")}[sys.argv[2]]
+original = getattr(owner, name)
+
+def signalled(*arguments):
+    os.kill(os.getpid(), number)
+    return original(*arguments)
+
+setattr(owner, name, signalled)
+for each in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(each, Terminate())
+sys.exit(run_node(Path(sys.argv[1]), until_eof=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["start", "stop"])
+def test_a_signal_while_a_node_starts_or_stops_is_no_bug_of_ours(
+    tmp_path: Path, moment: str, number: signal.Signals
+) -> None:
+    """systemd sends SIGTERM to every process of a service, and `logyard up` one more to its nodes."""
+    config = tmp_path / "node.toml"
+    config.write_text(
+        '[node]\nid = 1\ndirectory = "data"\nclient_listen = "127.0.0.1:0"\npeer_listen = "127.0.0.1:0"\n'
+    )
+    command = [sys.executable, "-c", STOPPED, str(config), moment, str(int(number))]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        ready = process.stdout.readline().startswith("ready")
+        process.stdin.close()
+        said = process.stderr.read()
+        assert process.wait(30) == 0, said
+    assert "Traceback" not in said
+    assert ready is (moment == "stop" or number == signal.SIGHUP)
+
+
 def test_a_directory_that_cannot_be_made_is_named_with_its_key(tmp_path: Path) -> None:
     config = tmp_path / "node.toml"
     config.write_text(
