@@ -1,10 +1,10 @@
 """The process of one node: reads its configuration, runs `service.node.serve`, and says when it serves.
 
 The line ``ready client=HOST:PORT pid=N`` is printed on standard output once, when clients are answered. SIGTERM and
-SIGINT stop it cleanly at any moment, SIGHUP reads the TLS files again; with `until_eof` the end of standard input stops it too, so
-that a node never outlives the process that started it. Exit codes: 0 stopped, 1 refused to start, 2 bad configuration,
-75 the disk failed (law 7), 76 the
-other nodes know a newer data directory of this node (D12). Called by `logyard serve`.
+SIGINT stop it cleanly at any moment, SIGHUP reads the TLS files again; with `until_eof` the end of standard input stops
+it too, so that a node never outlives the process that started it. Exit codes: 0 stopped, 1 refused to start, 2 bad
+configuration, 75 the disk failed (law 7), 76 the other nodes know a newer data directory of this node (D12). Called by
+`logyard serve`.
 """
 
 from __future__ import annotations

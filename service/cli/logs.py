@@ -24,7 +24,7 @@ from .values import since_option
 
 if TYPE_CHECKING:
     from logyard.client.sync import Yard
-    from logyard.protocol.records import Record
+    from logyard.protocol.records import Page, Record
     from logyard.protocol.tls import TlsConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -454,11 +454,11 @@ def read(
             found = chain([*islice(found, 1)], found)
             # Ctrl-C is how most that follow end, and what came is theirs.
             binary = stack.enter_context(body_to.open("wb") if follow else whole_file(body_to))
-        for record, answered in found:
+        for record, page in found:
             if binary is not None:
-                write_payload(log, record, answered, binary)
+                write_payload(log, record, page, binary)
             else:
-                complete(log, record, answered, not output.json_wanted)
+                complete(log, record, page, not output.json_wanted)
             if raw:
                 continue
             if output.json_wanted:
@@ -483,21 +483,28 @@ def pages(
     follow: bool,
     node: int | None,
     bodies: bool,
-) -> Iterator[tuple[Record, int]]:
-    """Yield (record, node that answered) from `start` to `stop`, the end, or for ever with `follow`."""
+) -> Iterator[tuple[Record, Page]]:
+    """Yield (record, the page that it came in) from `start` to `stop`, the end, or for ever with `follow`. Raises
+    `UnknownGroup` when the log was deleted meanwhile, also where another one has its name."""
     log = yard.log(name)
-    at = start if start is not None else log.latest()[0]
+    if start is None:
+        start = log.latest(node=node, consistency="leader" if node is None else "local").start
+    at, uid = start, 0
     left = count if count is not None else sys.maxsize
     while left > 0 and (stop is None or at < stop):
         most = min(PAGE_RECORDS, left, sys.maxsize if stop is None else stop - at)
         wait = FOLLOW_WAIT_S if follow else 0.0
-        page = log.poll(at, max_records=most, max_bytes=PAGE_BYTES, wait=wait, node=node, bodies=bodies)
-        for record in page.records[:most]:
-            yield record, page.node
-            at = record.offset + 1
+        page = log.poll(at, max_records=most, max_bytes=PAGE_BYTES, wait=wait, node=node, bodies=bodies, uid=uid)
+        uid = page.uid
+        for record in page:
+            if stop is not None and record.offset >= stop:
+                # So many records of a keyed log may reach far behind it.
+                return
+            yield record, page
             left -= 1
-        if not page.records and not follow:
+        if not len(page) and not follow:
             return
+        at = page.next
 
 
 def record_fields(record: Record, metadata_only: bool) -> dict[str, object]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 if TYPE_CHECKING:
     from logyard.client.sync import Log
-    from logyard.protocol.records import Record
+    from logyard.protocol.records import Page, Record
 
 Source: TypeAlias = bytes | Path | BinaryIO
 """A payload: here, or where to read it from."""
@@ -65,12 +65,12 @@ def append_source(log: Log, head: bytes, source: Path | BinaryIO, compress: str 
     return log.append_stream(head, rest(), compress=compress), counted
 
 
-def write_payload(log: Log, record: Record, node: int | None, out: BinaryIO) -> None:
-    """Write a record's payload, wherever it is."""
+def write_payload(log: Log, record: Record, page: Page, out: BinaryIO) -> None:
+    """Write the payload of a record of a page, wherever it is."""
     if record.view is not None:
         out.write(record.view)
     elif record.size:
-        for piece in log.body_pieces(record.offset, 0, record.size, node=node):
+        for piece in log.body_pieces(record.offset, 0, record.size, node=page.node, uid=page.uid):
             out.write(piece)
     out.flush()
 
@@ -95,12 +95,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
-def complete(log: Log, record: Record, node: int | None, preview: bool) -> Record:
-    """Return a record to show, with the payload that did not come along, or the beginning of it; without, if it is too
-    long for one answer."""
+def complete(log: Log, record: Record, page: Page, preview: bool) -> Record:
+    """Return a record of a page to show, with the payload that did not come along, or the beginning of it; without, if
+    it is too long for one answer."""
     from logyard.protocol.frame import FRAME_BYTES_MAX
 
     if record.left_out:
         most = min(record.size, PREVIEW_BYTES) if preview else record.size
-        record.show(memoryview(log.read_body(record.offset, 0, most, node=node)) if most <= FRAME_BYTES_MAX else None)
+        whole = most <= FRAME_BYTES_MAX
+        body = log.read_body(record.offset, 0, most, node=page.node, uid=page.uid) if whole else None
+        record.show(None if body is None else memoryview(body))
     return record

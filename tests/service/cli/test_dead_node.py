@@ -60,3 +60,14 @@ async def test_a_node_that_works_for_longer_than_one_is_silent_for_is_waited_for
     fields = json.loads(found.stdout.splitlines()[-1])
     assert found.exit_code == 0 and begun == [1, 2, 3]
     assert fields["nodes"] == {"1": {"files": 1}, "2": {"files": 2}, "3": {"files": 3}}
+
+
+async def test_a_member_is_read_without_a_leader() -> None:
+    async with fake_cluster() as cluster:
+        cluster.create("orders", [1, 2, 3], leader=0).records.append((b"head", b"body"))
+        words = ["read", "orders", "--node", "2", "--servers", cluster.addresses[1], "--timeout", "3", "--json"]
+        with trio.fail_after(20):
+            found = await trio.to_thread.run_sync(partial(CliRunner().invoke, cli), words)
+    fields = json.loads(found.stdout.splitlines()[-1])
+    assert found.exit_code == 0, fields
+    assert [(one["metadata"], one["payload"]) for one in fields["records"]] == [("head", "body")]
