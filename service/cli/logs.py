@@ -322,6 +322,7 @@ def append(
     """
     records = payload_bytes = 0
     runs: list[range] = []
+    fields: dict[str, object] = {"log": name, "records": 0, "payload_bytes": 0}
     with opened(servers) as yard:
         log = yard.log(name)
         for batch in batches(input_records((*files, *more), metadata, whole)):
@@ -330,22 +331,20 @@ def append(
                 if key is not None:
                     raise click.UsageError("a record with --key has up to 1 MiB: it is not streamed")
                 offset, size = append_source(log, head, payload, compress)
-                add_run(runs, range(offset, offset + 1))
-                records += 1
-                payload_bytes += size
-                continue
-            whole_ones = [(head, payload) for head, payload in batch if isinstance(payload, bytes)]
-            keys = None if key is None else [key.encode()] * len(whole_ones)
-            offsets = log.append_many(whole_ones, compress=compress, keys=keys)
+                offsets = range(offset, offset + 1)
+            else:
+                whole_ones = [(head, payload) for head, payload in batch if isinstance(payload, bytes)]
+                keys = None if key is None else [key.encode()] * len(whole_ones)
+                offsets = log.append_many(whole_ones, compress=compress, keys=keys)
+                size = sum(len(payload) for _, payload in whole_ones)
             add_run(runs, offsets)
             # Not `len`: a range may be longer than that can say.
             records += offsets.stop - offsets.start
-            payload_bytes += sum(len(payload) for _, payload in whole_ones)
-    fields: dict[str, object] = {"ok": True, "log": name, "records": records, "payload_bytes": payload_bytes}
-    if runs:
-        fields.update(first=runs[0].start, last=runs[-1].stop - 1)
+            payload_bytes += size
+            fields.update(records=records, payload_bytes=payload_bytes, first=runs[0].start, last=runs[-1].stop - 1)
+            output.did(fields, f"{records} records before it are stored, at offsets {runs_text(runs)}")
     where = f"at offsets {runs_text(runs)}" if runs else "(the input was empty)"
-    output.result(fields, f"{records} records {where}")
+    output.result({"ok": True, **fields}, f"{records} records {where}")
 
 
 def add_run(runs: list[range], more: range) -> None:

@@ -23,6 +23,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 JSON_WANTED = "logyard.json"
+DONE = "logyard.done"
+"""What `Output.did` was told last: fields and text."""
 SHOWN = 40
 """Characters of a number that is too long."""
 SHORT_HELP = 100
@@ -87,6 +89,10 @@ class Output:
         from rich.console import Console
 
         return Console(stderr=self.json_wanted, highlight=False)
+
+    def did(self, fields: Mapping[str, object], text: str) -> None:
+        """Keep what is done so far: it is said beside the error, if one follows."""
+        click.get_current_context().meta[DONE] = fields, text
 
     def say(self, text: str) -> None:
         """Print one line for a human."""
@@ -251,19 +257,20 @@ class Verbs(click.Group):
             return super().invoke(ctx)
         except BaseException as error:
             found = leaf_of(error)
+            # `meta` is one mapping for all nested contexts: the sub-command's own context is gone by now.
+            fields, text = ctx.meta.get(DONE, ({}, ""))
             if ctx.meta.get(JSON_WANTED):
                 if isinstance(found, click.ClickException):
-                    click.echo(json.dumps(failure("bad_request", found.format_message())))
+                    click.echo(_text({**failure("bad_request", found.format_message()), **fields}))
                 elif isinstance(found, (KeyboardInterrupt, Terminated, click.Abort)):
-                    click.echo(json.dumps(INTERRUPTED))
+                    click.echo(_text({**INTERRUPTED, **fields}))
             if isinstance(found, (click.ClickException, click.exceptions.Exit, click.Abort)):
                 raise found from None
             if isinstance(found, (KeyboardInterrupt, GeneratorExit)):
                 raise click.Abort from None
             if isinstance(found, SystemExit) or os.environ.get("LOGYARD_DEBUG"):
                 raise
-            # `meta` is one mapping for all nested contexts: the sub-command's own context is gone by now.
-            raise click.exceptions.Exit(report(found, bool(ctx.meta.get(JSON_WANTED)))) from None
+            raise click.exceptions.Exit(report(found, bool(ctx.meta.get(JSON_WANTED)), fields, text)) from None
 
 
 def told(error: BaseException) -> tuple[str, str]:
@@ -287,12 +294,12 @@ def failure_of(error: BaseException) -> dict[str, object]:
     return failure(*told(error))
 
 
-def report(error: BaseException, json_wanted: bool) -> int:
-    """Print the one line (and the JSON object); return the exit code."""
+def report(error: BaseException, json_wanted: bool, fields: Mapping[str, object], text: str) -> int:
+    """Print the one line (and the JSON object), with what was done before; return the exit code."""
     code, message = told(error)
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {message}; {text}" if text else f"error: {message}", err=True)
     if json_wanted:
-        click.echo(json.dumps(failure(code, message)))
+        click.echo(_text({**failure(code, message), **fields}))
     return EXIT_USAGE if code == "bad_request" else EXIT_FAILED
 
 

@@ -117,16 +117,16 @@ def publish(
       logyard queue publish jobs a.json b.json --priority high
     """
     messages = first = last = 0
+    fields: dict[str, object] = {"queue": name, "messages": 0}
     with opened(servers) as yard:
         target = yard.queue(name)
         for batch in batches(bodies(files, whole)):
             records = [(metadata.encode(), body) for body in batch]
             ids = target.publish_many(records, priority=priority, ttl=ttl, delay=delay)
             messages, first, last = messages + len(ids), first or ids.start, ids.stop - 1
-    fields: dict[str, object] = {"ok": True, "queue": name, "messages": messages}
-    if messages:
-        fields |= {"first": first, "last": last}
-    output.result(fields, f"{messages}\t{first}\t{last}" if messages else "0")
+            fields.update(messages=messages, first=first, last=last)
+            output.did(fields, f"{messages} messages before it are published, with ids {first} to {last}")
+    output.result({"ok": True, **fields}, f"{messages}\t{first}\t{last}" if messages else "0")
 
 
 def bodies(files: tuple[Path, ...], whole: bool) -> Iterator[bytes]:

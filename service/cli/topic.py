@@ -266,6 +266,13 @@ def send(name: str, key: str | None, separator: str | None, metadata: str, serve
         raise click.BadParameter("nothing can stand between key and record", param_hint="--separator")
     with opened(servers) as yard:
         target = yard.topic(name)
+
+        def sends() -> None:
+            nonlocal count
+            count += len(target.send_many(batch))
+            batch.clear()
+            output.did({"topic": name, "records": count}, f"{count} records before it are sent")
+
         for line in sys.stdin.buffer:
             body = line.rstrip(b"\r\n")
             own = None if key is None else key.encode()
@@ -276,10 +283,9 @@ def send(name: str, key: str | None, separator: str | None, metadata: str, serve
                     break
             batch.append((own, metadata.encode(), body))
             if len(batch) >= BATCH_RECORDS:
-                count += len(target.send_many(batch))
-                batch = []
+                sends()
         if batch:
-            count += len(target.send_many(batch))
+            sends()
     if not whole:
         raise click.UsageError(f"line {count + 1} has no {separator!r}; the {count} lines before it are sent")
     output.result({"ok": True, "topic": name, "records": count}, str(count))

@@ -6,7 +6,8 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from logyard.pipeline.directory.places import data_directories
+from logyard.protocol.errors import NoSpace
 from logyard.service.cli.cluster import newest
 from logyard.service.cli.root import SUBJECTS, cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, free_ports
@@ -197,6 +199,70 @@ def test_no_server_is_one_line_and_exit_1() -> None:
     assert fields["error"]["code"]
     assert len(found.stderr.strip().splitlines()) == 1
     assert found.stderr.startswith("error: ")
+
+
+class Filling:
+    """A yard whose first batch has room, and no other."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.sent = 0
+
+    def log(self, name: str) -> Filling:
+        return self
+
+    queue = topic = log
+
+    def send_many(self, records: Sequence[object], **options: object) -> range:
+        if self.sent:
+            raise self.error
+        self.sent = len(records)
+        return range(7, 7 + self.sent)
+
+    append_many = publish_many = send_many
+
+
+@pytest.mark.parametrize(
+    ("words", "fields", "said"),
+    [
+        (
+            ["append", "orders"],
+            {"log": "orders", "records": 512, "payload_bytes": 1024, "first": 7, "last": 518},
+            "512 records before it are stored, at offsets 7 to 518",
+        ),
+        (
+            ["queue", "publish", "orders"],
+            {"queue": "orders", "messages": 512, "first": 7, "last": 518},
+            "512 messages before it are published, with ids 7 to 518",
+        ),
+        (["topic", "send", "orders"], {"topic": "orders", "records": 512}, "512 records before it are sent"),
+    ],
+    ids=["append", "publish", "send"],
+)
+def test_what_was_done_before_an_error_is_said_beside_it(
+    words: list[str], fields: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tried(error: BaseException, *more: str) -> Result:
+        for module in ("logs", "queue", "topic"):
+            monkeypatch.setattr(f"logyard.service.cli.{module}.opened", lambda servers: nullcontext(Filling(error)))
+        return run(*words, *more, text="xx\n" * 600)
+
+    found = tried(NoSpace("the disk is full"), "--json")
+    error = {"code": "no_space", "message": "the disk is full"}
+    assert found.exit_code == 1 and json.loads(found.stdout) == {"ok": False, "error": error, **fields}
+    assert tried(NoSpace("the disk is full")).stderr == f"error: the disk is full; {said}\n"
+    found = tried(KeyboardInterrupt(), "--json")
+    shown = json.loads(found.stdout.splitlines()[-1])
+    assert shown.pop("error")["code"] == "interrupted" and shown == {"ok": False, **fields}
+
+
+def test_a_line_without_a_key_says_what_was_sent_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    yard = Filling(NoSpace("the disk is full"))
+    monkeypatch.setattr("logyard.service.cli.topic.opened", lambda servers: nullcontext(yard))
+    found = run("topic", "send", "orders", "--separator", ":", "--json", text="a:b\nc:d\ne\n")
+    fields = json.loads(found.stdout)
+    assert found.exit_code == 2 and "the 2 lines before it are sent" in fields["error"]["message"]
+    assert (fields["ok"], fields["topic"], fields["records"]) == (False, "orders", 2)
 
 
 def test_an_error_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
