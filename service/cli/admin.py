@@ -10,17 +10,20 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from logyard.protocol.errors import LogyardError
+from logyard.protocol.errors import BadRequest, LogyardError
 
 from .. import status_watch
 from .logs import opened, servers_option
 from .members import check_node
 from .output import EXIT_FAILED, Output, bytes_text, failure, json_option, plain
+
+if TYPE_CHECKING:
+    from logyard.client.sync import Yard
 
 SCRUB_LOOK_S = 0.1
 
@@ -34,6 +37,20 @@ def done_by(ask: Callable[[], dict[int, Any]]) -> tuple[dict[int, Any], dict[str
             raise
         found: Any = error.details["answers"]
         return found, {**failure(error.code, error.message), "missing": error.details["missing"]}
+
+
+def also_missing(fields: dict[str, Any], gone: Mapping[int, LogyardError]) -> dict[str, Any]:
+    """Return what --json says of `done_by`, when these nodes did not do it either."""
+    if not gone:
+        return fields
+    from logyard.client.admin import all_of
+
+    _, more = done_by(lambda: all_of(gone))
+    if fields["ok"]:
+        return more
+    first = fields["error"]
+    text = f"{first['message']}; {more['error']['message']}"
+    return {**failure(first["code"], text), "missing": [*fields["missing"], *more["missing"]]}
 
 
 def finish(text: str, found: dict[int, Any], fields: dict[str, Any], output: Output) -> None:
@@ -109,16 +126,7 @@ def scrub(node: int | None, last: bool, servers: list[str], output: Output) -> N
     """
     with opened(servers) as yard:
         found, fields = done_by(lambda: yard.scrub(node, start=not last))
-        wanted = {each: (row["wanted"], row["epoch"]) for each, row in found.items()}
-        pause = threading.Event().wait
-        while any(row["passes"] < wanted[each][0] for each, row in found.items()):
-            pause(SCRUB_LOOK_S)
-            # Those that it began with: nodes may join, and go, meanwhile.
-            for each in found:
-                row = yard.scrub(each)[each]
-                if row["epoch"] != wanted[each][1]:
-                    raise click.ClickException(f"node {each} was started again meanwhile: its scrub did not end")
-                found[each] = row
+        fields = also_missing(fields, await_scrubs(yard, found))
     rows = [
         (each, kind, bytes_text(one["bytes"]), one["found"], one["repaired"], one["found"] - one["repaired"])
         for each, row in sorted(found.items())
@@ -134,6 +142,30 @@ def scrub(node: int | None, last: bool, servers: list[str], output: Output) -> N
     sound = all(not row["left"] and not row["error"] for row in found.values())
     text = "nothing is left damaged" if sound else "something is damaged, or was not read"
     finish(text, found, {**fields, "ok": fields["ok"] and sound}, output)
+
+
+def await_scrubs(yard: Yard, found: dict[int, dict[str, Any]]) -> dict[int, LogyardError]:
+    """Look until those that were begun have ended; put how in their place. Nodes that ended themselves are taken out:
+    return what of. Raises `BadRequest` for one that is none any more."""
+    wanted = {each: (row["wanted"], row["epoch"]) for each, row in found.items()}
+    gone: dict[int, LogyardError] = {}
+    pause = threading.Event().wait
+    # Those that it began with: nodes may join, and go, meanwhile.
+    while waiting := [each for each, row in found.items() if row["passes"] < wanted[each][0]]:
+        pause(SCRUB_LOOK_S)
+        for each in waiting:
+            try:
+                row = yard.scrub(each)[each]
+                if row["epoch"] != wanted[each][1]:
+                    raise LogyardError("it was started again meanwhile, and its scrub did not end")
+            except BadRequest:
+                raise
+            except LogyardError as error:
+                gone[each] = error
+                del found[each]
+            else:
+                found[each] = row
+    return gone
 
 
 @click.command()
