@@ -48,16 +48,15 @@ class NodeConfig:
     directory: Path = field(
         metadata={"meaning": "Where everything is kept; one process at a time. Relative to the file's own directory."}
     )
-    name: str = field(default="", metadata={"meaning": "For people, in logs and status; node-ID when absent."})
+    name: str = field(default="", metadata={"meaning": "For people, in `logyard status`; node-ID when absent."})
     cluster: str = field(
         default="logyard", metadata={"meaning": "Peers and directories of another cluster are refused."}
     )
     client_listen: Address = field(
-        default=("127.0.0.1", 7001), metadata={"meaning": "Where clients connect; port 0 takes a free one."}
+        default=("127.0.0.1", 7001),
+        metadata={"meaning": "Where clients connect; port 0 takes a free one, not with `catalog`."},
     )
-    peer_listen: Address = field(
-        default=("127.0.0.1", 7101), metadata={"meaning": "Where the other nodes connect; port 0 takes a free one."}
-    )
+    peer_listen: Address = field(default=("127.0.0.1", 7101), metadata={"meaning": "Where the other nodes connect."})
     metrics_listen: Address | None = field(
         default=None,
         metadata={"meaning": "Where Prometheus scrapes this node ([metrics](metrics.md)); nowhere when absent."},
@@ -128,6 +127,13 @@ class NodeConfig:
             raise BadRequest(
                 f"{key}: {host} is not a loopback address; metrics are plain HTTP, for this machine", key=key
             )
+        told = {"peer_listen": self.peers or self.catalog, "client_listen": self.catalog}
+        for name, wanted in told.items():
+            if wanted and not getattr(self, name)[1]:
+                key = f"node.{name}"
+                raise BadRequest(
+                    f"{key}: port 0 is any free one, and the other nodes have to know which: name it", key=key
+                )
         if self.client_listen[0] in _EVERYWHERE and self.id not in self.clients:
             key = f"clients.{self.id}"
             raise BadRequest(f"{key} is missing: say where clients find a node that listens on every address", key=key)

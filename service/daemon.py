@@ -181,9 +181,9 @@ def run_loop(config: NodeConfig, *, until_eof: bool) -> None:
         memory.begin()
         nursery.start_soon(memory.look_after)
         node.system.tell_memory(memory.grown, memory.shrunk)
-        host, port = config.client_listen
+        host = config.client_listen[0]
         metrics = f" metrics={config.metrics_listen[0]}:{node.metrics_port}" if config.metrics_listen else ""
-        print(f"ready client={host}:{port} pid={os.getpid()}{metrics}", flush=True)
+        print(f"ready client={host}:{node.client_port} pid={os.getpid()}{metrics}", flush=True)
 
     trio.run(main)
 

@@ -94,7 +94,8 @@ class Node:
         self.node_id = system.node_id
         self.cluster_id = system.cluster_id
         self.config = system.config
-        self.metrics_port = 0
+        self.name = f"node-{self.node_id}"
+        self.client_port = self.metrics_port = 0
         self.doors: list[Door] = []
         self.keeper: Keeper | None = None
         self.catalog: AnyVerb = _no_catalog
@@ -197,6 +198,7 @@ class Node:
         applier, counters, location = system.replicas.applier, system.counters, storage.location
         writer = system.writer
         return {
+            "name": lambda: self.name,
             "epoch": lambda: system.incarnation.epoch,
             "damage": lambda: system.repair.log_repair.status() | system.repair.refill.status(),
             "active": lambda: len(system.active),
@@ -434,8 +436,10 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
                 secret=secret, origin=own.origin, known=own.acquaintances, vitals=system.vitals,
             )  # fmt: skip
         node = Node(system)
+        node.name = config.name
         node.doors = [door for door in (peer_door, client_door) if door is not None]
-        clients = {number: f"{host}:{port}" for number, (host, port) in config.client_addresses.items()}
+        # Which port its own 0 is, the door knows, and tells.
+        clients = {number: f"{host}:{port}" for number, (host, port) in config.client_addresses.items() if port}
         clients |= {number: place.client for number, place in known.items()}
         host, port = config.client_listen
         rpc = RpcServer(node, f"{host}:{port}", clients, limits, client_door, delay=system.admission.delay)
@@ -446,7 +450,7 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
             await nursery.start(system.run, peers)
             if isinstance(peers, Peers):
                 await nursery.start(peers.run)
-            await nursery.start(rpc.serve)
+            node.client_port = await nursery.start(rpc.serve)
             admin.client_addresses = {**rpc.client_addresses, config.id: near}
             await nursery.start(admin.serve)
             if config.catalog:

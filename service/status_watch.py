@@ -50,10 +50,16 @@ def size_text(value: object) -> str:
     return bytes_text(value) if isinstance(value, (int, float)) else ""
 
 
+def label(node: int, row: Mapping[str, Any]) -> object:
+    """Return a node's number, with the name that it was given."""
+    name = row.get("name", "")
+    return node if name in ("", f"node-{node}") else f"{node} {name}"
+
+
 def rows(found: Statuses) -> list[list[object]]:
     """Return one row of counts and sizes for each node that answered."""
     return [
-        [node, *(row.get(key, "") for key in COUNTS), *(size_text(row.get(key)) for key in SIZES)]
+        [label(node, row), *(row.get(key, "") for key in COUNTS), *(size_text(row.get(key)) for key in SIZES)]
         for node, row in sorted(found.items())
         if "error" not in row
     ]

@@ -40,6 +40,7 @@ tick_ms = 20
 
 PEER_TLS = "\n[tls]\nca = 'ca.pem'\ncertificate = 'node.pem'\nkey = 'node-key.pem'\n"
 CLIENT_TLS = PEER_TLS.replace("[tls]", "[client_tls]")
+PEER = "\n[peers]\n2 = '127.0.0.1:7102'\n"
 
 
 def write(directory: Path, text: str) -> Path:
@@ -149,6 +150,9 @@ def test_with_tls_any_address_will_do(tmp_path: Path) -> None:
         (MINIMAL + "client_listen = '7001'", 'node.client_listen = \'7001\': must be "host:port"'),
         (MINIMAL + "client_listen = '::1:7001'", "must be \"host:port\""),
         (MINIMAL + "client_listen = '127.0.0.1:70000'", "a port is between"),
+        (MINIMAL + "peer_listen = '127.0.0.1:0'" + PEER, "node.peer_listen: port 0 is any free one"),
+        (MINIMAL + "peer_listen = '127.0.0.1:0'\ncatalog = true", "node.peer_listen: port 0 is any free one"),
+        (MINIMAL + "client_listen = '[::1]:0'\ncatalog = true", "node.client_listen: port 0 is any free one"),
         (MINIMAL + "client_listen = 7001", "node.client_listen = 7001: must be text"),
         (MINIMAL + "name = 'a b'", 'node.name = "a b": must be 1 to 128 letters'),
         (MINIMAL + "cluster = '../x'", "node.cluster = "),

@@ -102,6 +102,24 @@ def test_a_signal_while_a_node_starts_or_stops_is_no_bug_of_ours(
     assert ready is (moment == "stop" or number == signal.SIGHUP)
 
 
+def test_port_0_is_a_free_one_that_is_printed_and_told(tmp_path: Path) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text('[node]\nid = 1\nname = "first"\ndirectory = "data"\nclient_listen = "127.0.0.1:0"\n')
+    command = [sys.executable, "-m", "logyard.service.cli", "serve", "--config", str(config), "--until-eof"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        ready = dict(word.split("=") for word in process.stdout.readline().split()[1:])
+        try:
+            with connect_sync([ready["client"]], timeout=10.0) as yard:
+                yard.create("orders")
+                assert yard.log("orders").append(b"", payload=b"first") == 0
+                assert yard.cluster()["nodes"] == {1: ready["client"]}
+                assert yard.status()["name"] == "first"
+        finally:
+            process.stdin.close()
+        assert process.wait(30) == 0
+
+
 def test_a_directory_that_cannot_be_made_is_named_with_its_key(tmp_path: Path) -> None:
     config = tmp_path / "node.toml"
     config.write_text(

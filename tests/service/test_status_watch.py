@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from logyard.service.status_watch import RATES, missing, rate_rows, rates, screen
+from logyard.service.status_watch import RATES, missing, rate_rows, rates, rows, screen
 
 
 def row(pid: int = 7, **more: Any) -> dict[str, Any]:
@@ -35,6 +35,11 @@ def test_a_restarted_new_or_silent_node_has_no_rates() -> None:
     assert rates({1: row(7)}, {1: row(8)}, 1.0) == {}
     assert rates({1: gone}, {1: row()}, 1.0) == rates({1: row()}, {1: gone}, 1.0) == {}
     assert missing({1: gone, 2: row()}) == [1]
+
+
+def test_a_node_is_shown_with_the_name_that_it_was_given() -> None:
+    found = {1: row(name="berlin"), 2: row(name="node-2"), 3: row()}
+    assert [cells[0] for cells in rows(found)] == ["1 berlin", 2, 3]
 
 
 def test_the_screen_names_what_is_short() -> None:
