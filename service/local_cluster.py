@@ -11,17 +11,20 @@ import json
 import os
 import queue
 import random
+import re
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from logyard.protocol.tls import TlsConfig
 
@@ -30,6 +33,9 @@ from .config import make_secret
 READY_S = 60.0
 STOP_S = 20.0
 LOG_TAIL_LINES = 8
+COPY_BYTES = 65_536
+READY = re.compile(rb"^ready .*\n", re.MULTILINE)
+"""The line that says that a node serves."""
 NODE_VARIABLES = ("LOGYARD_NODE_", "LOGYARD_PEERS_", "LOGYARD_CLIENTS_", "LOGYARD_CLIENT_TLS_")
 CLUSTER = "local"
 CLIENT = "local"
@@ -49,9 +55,9 @@ class ClusterFailed(Exception):
 
 class LocalNode:
     """One node process. `process` is None while it is not running; `pids` lists every process it ever had;
-    `log_start` is where the last one's words begin in the log."""
+    `log_start` is where the last one's words begin in the log, `followed`: what it prints goes there."""
 
-    __slots__ = ("client_address", "directory", "log_start", "node_id", "peer_address", "pids", "process")
+    __slots__ = ("client_address", "directory", "followed", "log_start", "node_id", "peer_address", "pids", "process")
 
     def __init__(self, node_id: int, directory: Path, client_address: str, peer_address: str) -> None:
         self.node_id = node_id
@@ -61,6 +67,7 @@ class LocalNode:
         self.process: subprocess.Popen[bytes] | None = None
         self.pids: list[int] = []
         self.log_start = 0
+        self.followed = False
 
     @property
     def config_path(self) -> Path:
@@ -74,7 +81,7 @@ class LocalNode:
 
     @property
     def log_path(self) -> Path:
-        """What the node writes to standard error, all starts in one file."""
+        """What the node writes to standard error, and prints, all starts in one file."""
         return self.directory / "log.txt"
 
     def run(self, command: list[str], environment: Mapping[str, str]) -> None:
@@ -92,13 +99,21 @@ class LocalNode:
             )
         self.pids.append(self.process.pid)
 
+    def follow(self, heard: bytes) -> None:
+        """Put what it printed, and all that it prints from now on, into its log: a pipe that nobody reads would hold
+        it up."""
+        assert self.process is not None and self.process.stdout is not None
+        words = self.process.stdout, self.log_path.open("ab", buffering=0), heard
+        threading.Thread(target=copy, args=words, name="logyard-words", daemon=True).start()
+        self.followed = True
+
     def forget(self) -> None:
-        """Close our ends of an ended process's pipes."""
+        """Close our ends of an ended process's pipes; the one that is followed is closed at its end."""
         assert self.process is not None
-        for stream in (self.process.stdin, self.process.stdout):
+        for stream in (self.process.stdin, None if self.followed else self.process.stdout):
             if stream is not None:
                 stream.close()
-        self.process = None
+        self.process, self.followed = None, False
 
     def log_tail(self) -> str:
         """Return the last lines of the last start in the log, for an error message."""
@@ -108,6 +123,18 @@ class LocalNode:
             log.seek(self.log_start)
             lines = log.read().decode("utf-8", "replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:]) or "(empty log)"
+
+
+def copy(stream: IO[bytes], log: IO[bytes], heard: bytes) -> None:
+    """Write what was heard, and the rest of a pipe, to a log; close both at its end."""
+    with stream, log:
+        while True:
+            # On a full disk its words are lost; it goes on.
+            with suppress(OSError):
+                log.write(heard)
+            heard = os.read(stream.fileno(), COPY_BYTES)
+            if not heard:
+                return
 
 
 def probe_listening(host: str, port: int) -> None:
@@ -326,7 +353,7 @@ class LocalCluster:
         heard = b""
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            while b"\n" not in heard or b"ready " not in heard:
+            while (ready := READY.search(heard)) is None:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise ClusterFailed(f"node {node_id} was not ready after {timeout_s:g} s:\n{node.log_tail()}")
                 more = os.read(process.stdout.fileno(), 4096)
@@ -335,6 +362,7 @@ class LocalCluster:
                     node.forget()
                     raise ClusterFailed(f"node {node_id} ended with code {code} at start:\n{node.log_tail()}")
                 heard += more
+        node.follow(heard[: ready.start()] + heard[ready.end() :])
 
     def start(self) -> None:
         """Prepare, start all nodes at once and wait for all."""

@@ -502,6 +502,28 @@ def test_up_leaves_a_node_down_if_told_so_and_ends_with_the_last(tmp_path: Path)
     assert process.returncode == 1 and fields["exit_codes"] == {"1": -9, "2": -9} and not fields["ok"]
 
 
+PRINTING = """
+import sys
+
+print("begun", flush=True)
+print("ready x", flush=True)
+for _ in range(4000):
+    print("y" * 99)
+"""
+
+
+def test_a_node_that_prints_is_not_held_up_and_its_words_are_in_its_log(tmp_path: Path) -> None:
+    """A machine of one's own may: 64 KiB later its node stood still."""
+    with LocalCluster(tmp_path, 1) as cluster:
+        cluster.prepare()
+        node = cluster.nodes[1]
+        node.run([sys.executable, "-c", PRINTING], dict(os.environ))
+        cluster.wait_ready(1)
+        assert node.process is not None and node.process.wait(10) == 0
+    assert reach(lambda: node.log_path.stat().st_size >= 6 + 4000 * 100)
+    assert node.log_path.read_text() == "begun\n" + ("y" * 99 + "\n") * 4000
+
+
 @pytest.mark.long
 def test_a_terminated_bench_leaves_nothing_behind(tmp_path: Path) -> None:
     process = subprocess.Popen(
