@@ -207,7 +207,15 @@ def write_parts(export: Export, number: str, source: LogSource, wanted: Sequence
 
 
 def _put(writers: Sequence[PartWriter], rows: pyarrow.RecordBatch) -> Iterator[Part]:
-    """Write consecutive records of one log; they may be of several parts."""
+    """Write records of one log; they may be of several parts, and those of one may come before those of another."""
+    offsets = rows.column("offset").to_pylist()
+    breaks = [at for at in range(1, len(offsets)) if offsets[at] != offsets[at - 1] + 1]
+    for first, end in pairwise([0, *breaks, len(offsets)]):
+        yield from _put_run(writers, rows.slice(first, end - first))
+
+
+def _put_run(writers: Sequence[PartWriter], rows: pyarrow.RecordBatch) -> Iterator[Part]:
+    """Write records of one log that follow one another."""
     at = 0
     while at < rows.num_rows:
         offset = rows.column("offset")[at].as_py()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow
 import pyarrow.parquet as parquet
 from xxhash import xxh3_128, xxh3_128_digest
 
@@ -47,23 +48,36 @@ def pieces_of(row: Row) -> Iterator[bytes]:
         raise ExportError(f"{row.place}: it does not match the hash of record {row.offset}")
 
 
+def batches_of(source: Path, part: Part) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows of a file. Raises `ExportError` unless they are the part's records, by their offsets."""
+    path, at = source / part.file, part.first
+    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        for batch in file.iter_batches(ROWS):
+            for offset in batch.column("offset").to_pylist():
+                if offset != at:
+                    raise ExportError(f"{path}: record {offset} is where record {at} belongs")
+                at += 1
+            yield batch
+    if at != part.end:
+        raise ExportError(f"{path}: records from {at} on are missing")
+
+
 def read_part(source: Path, part: Part, first: int) -> Iterator[Row]:
-    """Yield the records of a file from offset `first` on; payloads and, at its end, the part's digest are checked.
-    Raises `ExportError`."""
+    """Yield the records of a file from offset `first` on; offsets, payloads and, at its end, the part's digest are
+    checked. Raises `ExportError`."""
     path = source / part.file
     total = Digest()
     try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(ROWS):
-                total = total.plus(digest_of(batch))
-                names = ("offset", "meta", "payload", "payload_size", "payload_hash", PLACE)
-                columns = [batch.column(name) for name in names]
-                for values in zip(*columns, strict=True):
-                    offset, meta, payload, size, digest, place = (value.as_py() for value in values)
-                    if payload is not None and xxh3_128_digest(payload) != digest:
-                        raise ExportError(f"{path}: the payload of record {offset} does not match its hash")
-                    if offset >= first:
-                        yield Row(offset, meta, payload, size, digest, path.parent / place if place else None)
+        for batch in batches_of(source, part):
+            total = total.plus(digest_of(batch))
+            names = ("offset", "meta", "payload", "payload_size", "payload_hash", PLACE)
+            columns = [batch.column(name) for name in names]
+            for values in zip(*columns, strict=True):
+                offset, meta, payload, size, digest, place = (value.as_py() for value in values)
+                if payload is not None and xxh3_128_digest(payload) != digest:
+                    raise ExportError(f"{path}: the payload of record {offset} does not match its hash")
+                if offset >= first:
+                    yield Row(offset, meta, payload, size, digest, path.parent / place if place else None)
     except (OSError, ValueError) as error:
         raise ExportError(f"{path}: {error}") from error
     if total != part.sum:
@@ -75,8 +89,9 @@ def is_whole(source: Path, part: Part, payloads: bool) -> bool:
     there are none, and no hashes."""
     try:
         if not payloads:
-            with parquet.ParquetFile(source / part.file, page_checksum_verification=True) as file:
-                return bool(sum(batch.num_rows for batch in file.iter_batches(ROWS)) == part.rows)
+            for _ in batches_of(source, part):
+                pass
+            return True
         for row in read_part(source, part, part.first):
             if row.place is not None:
                 for _ in pieces_of(row):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from xxhash import xxh3_128_digest
 
 from logyard.client.sync import Yard, connect_sync
 from logyard.pipeline.errors import OptionError
@@ -22,7 +23,8 @@ from logyard.pipeline.jobs.importing import Import, LogImport, run_import
 from logyard.pipeline.jobs.manifest import FOOTER, ExportError, Part, folder_of, read_manifest
 from logyard.pipeline.jobs.parts import read_part
 from logyard.pipeline.opening import open_source
-from logyard.pipeline.sources import Wanted
+from logyard.pipeline.schema import arrow_schema
+from logyard.pipeline.sources import Reading, Wanted
 from logyard.service.local_cluster import LocalCluster
 
 from .here import Here
@@ -418,6 +420,59 @@ def test_the_plan_and_the_manifest_are_plain(cluster: LocalCluster, tmp_path: Pa
     (out / "data" / "x").mkdir()
     with pytest.raises(ExportError, match="not empty"):
         run_export(spark(), job(cluster, out / "data"))
+
+
+class Stub:
+    """A source that answers with these offsets of log "a", a batch each."""
+
+    def __init__(self, *batches: Sequence[int]) -> None:
+        self.batches = batches
+
+    def read(self, _: Sequence[Wanted], reading: Reading) -> Iterator[pyarrow.RecordBatch]:
+        for offsets in self.batches:
+            bodies = [b"%d" % offset for offset in offsets]
+            yield pyarrow.RecordBatch.from_pylist(
+                [{"log": "a", "offset": offset, "index": offset, "term": 1, "timestamp": 0, "kind": "record",
+                  "meta": b"", "payload_size": len(body), "payload_hash": xxh3_128_digest(body), "payload": body}
+                 for offset, body in zip(offsets, bodies, strict=True)],
+                arrow_schema(reading.payloads),
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def test_each_part_has_its_own_records_where_an_answer_has_several_ranges_of_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = Export({"path": str(tmp_path), "subscribePattern": ".*"}, tmp_path)
+    wanted = [Wanted("a", 1, 0, 10), Wanted("a", 1, 10, 20)]
+    source = Stub([*range(5), *range(10, 20)], range(5, 10))
+    monkeypatch.setattr(exporting, "open_source", lambda _: source)
+    parts = [Part(**result["part"]) for result in export_parts(export, "mine", wanted)]
+    found = {part.first: [row.offset for row in read_part(tmp_path, part, 0)] for part in parts}
+    assert found == {0: [*range(10)], 10: [*range(10, 20)]}
+    again, other = export_parts(export, "mine", wanted)
+    assert again["skipped"] == other["skipped"] == 1
+
+
+@pytest.mark.parametrize("payloads", ["column", "none"])
+def test_a_part_with_records_of_another_range_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payloads: str
+) -> None:
+    """As an earlier build wrote them, with a digest of what is in them."""
+    export = Export({"path": str(tmp_path), "subscribePattern": ".*"}, tmp_path, payloads=payloads)
+    wanted, reading = Wanted("a", 1, 0, 10), export.options.reading
+    (batch,) = Stub([*range(5), *range(10, 15)]).read([wanted], reading)
+    spoiled = exporting.PartWriter(export, "mine", open_source(export.options), wanted).put(batch)
+    assert spoiled is not None and exporting.existing(export, "mine", wanted) is not None
+    if payloads == "column":
+        with pytest.raises(ExportError, match="record 10 is where record 5 belongs"):
+            list(read_part(tmp_path, spoiled, 0))
+    monkeypatch.setattr(exporting, "open_source", lambda _: Stub(range(10)))
+    (again,) = export_parts(export, "mine", [wanted])
+    (last,) = export_parts(export, "mine", [wanted])
+    assert (again["skipped"], last["skipped"]) == (0, 1)
 
 
 def test_a_part_is_only_taken_for_its_own_export_and_range(tmp_path: Path) -> None:
