@@ -465,7 +465,8 @@ class LogVerbs(ABC):
         self, producer: int | str, incarnation: int, epoch: int, lane: int = 0, *, timeout: float | None = None
     ) -> EpochWriter:
         """Return a writer of one lane of a fenced producer's epoch: see `client.producer`. Raises `Refused` as
-        `retain`; a `LogyardError` of code `fenced` when a later epoch has begun, or this one is done."""
+        `retain`, and for a keyed log or a partition that has ended; a `LogyardError` of code `fenced` when a later
+        epoch has begun, or this one is done."""
         writer = EpochWriter(self, epoch_of(producer, incarnation, epoch), lane)
         await self.yard.run(epoch_call(self.name, writer.epoch), timeout)
         return writer

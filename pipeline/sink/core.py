@@ -245,7 +245,7 @@ class Sink:
             return own.finish(taken, batch) if taken is not None else own.load()
         ranges = tuple(merged(chunk for one in written for chunk in one.ranges))
         if batch > state.batch or state.ranges is None:
-            self._check(ranges)
+            self._check(ranges, own.epoch(state, batch))
         at("before-commit")
         state = own.store(state, batch, writing.query, writing.run, self.options.guarantee, ranges)
         if batch <= state.done:
@@ -263,7 +263,7 @@ class Sink:
         at("after-truncation")
         return found
 
-    def _check(self, ranges: Sequence[Stored]) -> None:
+    def _check(self, ranges: Sequence[Stored], epoch: Epoch) -> None:
         """Refuse what can't be committed before anything of it is visible."""
         size = len(msgpack.packb(pack_ranges(ranges)))
         if len(ranges) > RANGES_MAX or size > MANIFEST_BYTES_MAX:
@@ -271,8 +271,17 @@ class Sink:
                 f"{self.name}: this batch has {len(ranges)} pieces ({size} bytes of manifest): a smaller one is "
                 "needed, by maxOffsetsPerTrigger of its source or fewer tasks"
             )
-        for name in sorted({one.log for one in ranges}):
-            self._target(name)
+        with Sending() as sending:
+            for name in sorted({one.log for one in ranges}):
+                sending.put(name, partial(self._check_log, name, epoch), 1)
+
+    def _check_log(self, name: str, epoch: Epoch) -> None:
+        """Refuse a log that takes no frame of the batch: behind the manifest the batch could not be finished, nor
+        written otherwise."""
+        try:
+            self._lane(self._target(name), epoch, 0)
+        except LogyardError as error:
+            raise told(self.name, name, error) from error
 
     def _fan_out(self, epoch: Epoch, state: State) -> None:
         by_log: dict[str, list[Stored]] = {}

@@ -142,8 +142,14 @@ class LogVerbs:
 
     async def open_epoch(self, name: str, producer: int, incarnation: int, epoch: int) -> None:
         """Make a log take the frames of a fenced producer's epoch. On the leader only; raises `NotLeader`, a
-        `LogyardError` of code `fenced` for one that is past, `Refused` while too few nodes know how."""
+        `LogyardError` of code `fenced` for one that is past, `Refused` while too few nodes know how, and for a log
+        that takes no such frame: a keyed one, a partition that has ended."""
         state = await self.epoch_state(name, producer)
+        machine = append_log(self._find(name))
+        if machine.keys is not None:
+            raise Refused(f"log {name!r} is keyed, and takes records with keys alone: none of a fenced producer")
+        if machine.partition is not None and machine.partition.ended:
+            raise Refused(f"log {name!r}: {machine.partition.end()}")
         if state is not None and ((incarnation, epoch) < state[:2] or state == (incarnation, epoch, False)):
             raise LogyardError(f"producer {producer} of log {name!r} is past epoch {epoch}", code="fenced")
 

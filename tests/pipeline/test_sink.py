@@ -33,7 +33,7 @@ from logyard.pipeline.sink.record import (
     unpack_ranges,
 )
 from logyard.pipeline.sink.rows import check_columns, frames
-from logyard.protocol.errors import LogyardError, OutOfRange, Refused
+from logyard.protocol.errors import LogyardError, OutOfRange, Refused, WrongKind
 from logyard.protocol.records import Record
 from logyard.service.local_cluster import LocalCluster
 from tests.source_tree import ROOT
@@ -645,6 +645,29 @@ def test_a_log_that_is_not_there_fails_before_anything_is_visible(
         assert content(yard, there) == []
     query.restart()
     query.given["createLogs"] = "true"
+    query.do(0, rows)
+    check(yard, [rows])
+
+
+@pytest.mark.parametrize("made", [{"machine": "kv"}, {"machine": "queue"}, {"compact": "key"}, {}])
+def test_what_takes_no_rows_fails_before_anything_is_visible(
+    cluster: LocalCluster, yard: Yard, made: dict[str, Any]
+) -> None:
+    """Without `made` a partition that was taken away."""
+    query = Query(cluster)
+    there, other = query.log("a"), query.log("b")
+    if made:
+        yard.create(other, **made)
+    else:
+        topic = yard.topic(other)
+        topic.create(2)
+        topic.send_many([(b"%d" % number, b"", b"") for number in range(50)])
+        other = topic.shrink(1).draining[0].log
+    with pytest.raises(WrongKind if "machine" in made else Refused, match=other):
+        query.do(0, [[(there, b"1", b"1"), (other, b"2", b"2")]])
+    assert content(yard, there) == []
+    query.restart()
+    rows = [[(there, b"3", b"3")]]
     query.do(0, rows)
     check(yard, [rows])
 
