@@ -91,13 +91,13 @@ def frames(batches: Iterable[pa.RecordBatch], log: str | None, cut: Cut) -> Iter
 
 
 class Held:
-    """A log's rows that are no frame yet."""
+    """A log's rows that are no frame yet. `settled`: parts that are copies."""
 
-    __slots__ = ("parts", "rows", "size")
+    __slots__ = ("parts", "settled", "rows", "size")
 
     def __init__(self) -> None:
         self.parts: list[tuple[pa.BinaryArray, pa.BinaryArray]] = []
-        self.rows = self.size = 0
+        self.settled = self.rows = self.size = 0
 
     def add(self, metas: pa.BinaryArray, payloads: pa.BinaryArray, size: int) -> None:
         """Take rows that follow."""
@@ -109,13 +109,14 @@ class Held:
         """Return all of it as a frame, and begin anew."""
         metas, payloads = zip(*self.parts, strict=True)
         found = Batch(log, joined(metas), joined(payloads), self.size)
-        self.parts, self.rows, self.size = [], 0, 0
+        self.parts, self.settled, self.rows, self.size = [], 0, 0, 0
         return found
 
     def settle(self) -> None:
-        """Copy what was added last: a few rows would keep all of Arrow's batch in memory."""
-        empty: Any = NONE
-        self.parts[-1] = tuple(pa.concat_arrays([part, empty]) for part in self.parts[-1])
+        """Copy what was added of one batch: a few rows would keep all of Arrow's in memory."""
+        metas, payloads = zip(*self.parts[self.settled :], strict=True)
+        self.parts[self.settled :] = [(pa.concat_arrays([*metas, NONE]), pa.concat_arrays([*payloads, NONE]))]
+        self.settled = len(self.parts)
 
 
 def joined(parts: Sequence[pa.BinaryArray]) -> pa.BinaryArray:
