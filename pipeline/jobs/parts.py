@@ -5,6 +5,7 @@ Used by `importing`, and by an export that goes on.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ PLACE = "payload_file"
 ROWS = 256
 """Rows that are decoded at once: with payloads of up to 16 MiB each."""
 FILE_BYTES = 1 << 20
+DAMAGE = (OSError, ValueError, TypeError, KeyError, struct.error, pyarrow.ArrowException)
+"""What reading a damaged file may raise: its footer may say that it has other columns, or of other types."""
 
 
 class Row(NamedTuple):
@@ -40,10 +43,13 @@ def pieces_of(row: Row) -> Iterator[bytes]:
         yield row.payload or b""
         return
     state = xxh3_128()
-    with open(row.place, "rb") as file:
-        while piece := file.read(FILE_BYTES):
-            state.update(piece)
-            yield piece
+    try:
+        with open(row.place, "rb") as file:
+            while piece := file.read(FILE_BYTES):
+                state.update(piece)
+                yield piece
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{row.place}: {error}") from error
     if state.digest() != row.hash:
         raise ExportError(f"{row.place}: it does not match the hash of record {row.offset}")
 
@@ -78,7 +84,7 @@ def read_part(source: Path, part: Part, first: int) -> Iterator[Row]:
                     raise ExportError(f"{path}: the payload of record {offset} does not match its hash")
                 if offset >= first:
                     yield Row(offset, meta, payload, size, digest, path.parent / place if place else None)
-    except (OSError, ValueError) as error:
+    except DAMAGE as error:
         raise ExportError(f"{path}: {error}") from error
     if total != part.sum:
         raise ExportError(f"{path}: its records are not those of the manifest")
@@ -96,6 +102,6 @@ def is_whole(source: Path, part: Part, payloads: bool) -> bool:
             if row.place is not None:
                 for _ in pieces_of(row):
                     pass
-    except (ExportError, OSError, ValueError):
+    except (ExportError, *DAMAGE):
         return False
     return True

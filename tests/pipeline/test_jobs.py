@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +22,7 @@ from logyard.pipeline.jobs.digests import digest_logs, ranges_of
 from logyard.pipeline.jobs.export import UNFINISHED, Export, export_parts, make_plan, plan_tasks, run_export
 from logyard.pipeline.jobs.importing import Import, LogImport, run_import
 from logyard.pipeline.jobs.manifest import FOOTER, ExportError, Part, folder_of, read_manifest
-from logyard.pipeline.jobs.parts import read_part
+from logyard.pipeline.jobs.parts import is_whole, read_part
 from logyard.pipeline.opening import open_source
 from logyard.pipeline.schema import arrow_schema
 from logyard.pipeline.sources import Reading, Wanted
@@ -385,12 +386,12 @@ def test_a_log_that_differs_is_named_and_the_others_are_imported(
         run_import(spark(), Import(out, servers(second), logs=("nope",)))
 
 
-@pytest.mark.parametrize("what", ["payload", "manifest", "part", "file"])
+@pytest.mark.parametrize("what", ["payload", "manifest", "part", "file", "gone"])
 def test_a_damaged_export_is_refused(
     cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, what: str
 ) -> None:
     out = tmp_path / "out"
-    run_export(spark(), job(cluster, out, payloads="files" if what == "file" else "column"))
+    run_export(spark(), job(cluster, out, payloads="files" if what in ("file", "gone") else "column"))
     if what == "manifest":
         lines = (out / "manifest.jsonl").read_text().splitlines()
         (out / "manifest.jsonl").write_text("\n".join(lines[:-1]))
@@ -401,12 +402,52 @@ def test_a_damaged_export_is_refused(
     if what == "part":
         other = next((out / "data" / folder_of(ODD)).glob("*.parquet"))
         path.write_bytes(other.read_bytes())
+    elif what == "gone":
+        path.unlink()
     else:
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.write_bytes(raw)
     back = run_import(spark(), Import(out, servers(second)))
     assert not back["ok"] and len(back["failures"]) == 1 and str(path.parent) in back["failures"][0]
+
+
+@pytest.mark.parametrize("column", ["payload_file", "payload_size", "kind", "meta", "offset"])
+def test_a_part_without_a_column_is_named_and_written_again(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, column: str
+) -> None:
+    export = job(cluster, tmp_path)
+    first = run_export(spark(), export)
+    path = next((tmp_path / "data" / folder_of(ODD)).glob("*.parquet"))
+    kept = {FOOTER: parquet.read_metadata(path).metadata[FOOTER]}
+    table = parquet.read_table(path, partitioning=None).drop_columns([column])
+    parquet.write_table(table.replace_schema_metadata(kept), path)
+    back = run_import(spark(), Import(tmp_path, servers(second)))
+    (failure,) = back["failures"]
+    assert str(path) in failure and column in failure and back["appended"] == 151 + 90
+    again = run_export(spark(), export)
+    assert again["parts_skipped"] == again["parts"] - 1 and again["digest"] == first["digest"]
+    assert run_import(spark(), Import(tmp_path, servers(second)))["ok"]
+
+
+@pytest.mark.parametrize("payloads", ["column", "none"])
+@pytest.mark.parametrize("error", [pyarrow.ArrowNotImplementedError, TypeError, struct.error])
+def test_a_part_that_arrow_can_not_read_is_written_again(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], payloads: str
+) -> None:
+    """As with a bit of a footer that is another: it may be a type that nobody knows."""
+
+    def fails(*_: object) -> Any:
+        raise error("no such type")
+
+    export = job(cluster, tmp_path, payloads=payloads)
+    made = str(make_plan(export)["export"])
+    for task in plan_tasks(make_plan(export), export):
+        (part, *_) = [Part(**result["part"]) for result in export_parts(export, made, task)]
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", fails)
+    assert not is_whole(tmp_path, part, payloads != "none")
+    with pytest.raises(ExportError, match=rf"{folder_of(part.log)}.*: no such type"):
+        list(read_part(tmp_path, part, 0))
 
 
 def test_the_plan_and_the_manifest_are_plain(cluster: LocalCluster, tmp_path: Path) -> None:
