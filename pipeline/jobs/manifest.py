@@ -7,10 +7,12 @@ under their names only when they are complete. Written by `export`, read by `imp
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -106,11 +108,27 @@ def write_once(path: Path, text: str) -> bool:
         return False
     except OSError:
         # There are no links on this file system.
-        os.replace(temporary, path)
+        if not _moved(temporary, path):
+            return False
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)
     return True
+
+
+def _moved(temporary: Path, path: Path) -> bool:
+    """Give a file its name, unless there is one of that name; return whether it did. Of two at once one waits for the
+    other; only where a file system has no locks either may both find nothing."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        if path.exists():
+            return False
+        os.replace(temporary, path)
+        return True
+    finally:
+        os.close(folder)
 
 
 def _written(path: Path, text: str) -> Path:

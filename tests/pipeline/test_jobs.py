@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -170,20 +175,53 @@ def test_a_part_that_is_damaged_behind_its_footer_is_written_again(
     assert last["parts_skipped"] == last["parts"] and last["digest"] == first["digest"]
 
 
+def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that has none."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+
+
+@pytest.mark.parametrize("links", [True, False])
 def test_two_runs_of_an_export_have_one_plan(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     export = job(cluster, tmp_path)
     ranges, plans = ranges_of, list[dict[str, Any]]()
+    if not links:
+        without_links(monkeypatch)
 
     def slow(options: Any) -> Any:
         found = ranges(options)
-        monkeypatch.undo()
+        monkeypatch.setattr(exporting, "ranges_of", ranges)
         plans.append(make_plan(export))
         return found
 
     monkeypatch.setattr(exporting, "ranges_of", slow)
     assert make_plan(export) == plans[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_without_links_who_writes_once_waits_for_who_is_about_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_links(monkeypatch)
+    path, replace, flock, waits = tmp_path / "plan.json", os.replace, fcntl.flock, threading.Event()
+
+    def late(first: Path, then: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        monkeypatch.setattr(fcntl, "flock", lambda *asked: (waits.set(), flock(*asked)))
+        others.append(pool.submit(manifests.write_once, path, "another"))
+        assert waits.wait(30)
+        replace(first, then)
+
+    others: list[Future[bool]] = []
+    monkeypatch.setattr(os, "replace", late)
+    with ThreadPoolExecutor(1) as pool:
+        assert manifests.write_once(path, "one")
+    assert not others[0].result() and path.read_text() == "one"
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
