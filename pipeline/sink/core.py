@@ -97,8 +97,8 @@ class Sink:
         except UnknownGroup:
             self._make(f"{self.options.sink}.log", start=0)
             state = own.begin(CUT, self.options.stages, writing.query, ahead=self.options.reset)
-        if self.options.reset and writing.query:
-            again = self._has_lost(state)
+        if self.options.reset and (writing.query or writing.run):
+            again = writing.batch == state.batch and self._has_lost(state)
             state = own.reset(writing.query, writing.batch, CUT, self.options.stages, again=again)
         return own, state
 

@@ -288,6 +288,11 @@ class SinkLog:
                 f"{self.name}: batch {batch} was begun with deliveryGuarantee={state.guarantee}: put that back until "
                 "it is done, or its rows may be there twice"
             )
+        if batch > state.batch and state.ranges is not None:
+            raise SinkError(
+                f"{self.name}: batch {state.batch} was committed and is not finished: write it again first (what was "
+                "stored of it counts, whatever rows are given)"
+            )
         if run and state.runs[-1:] != (run,):
             state = replace(state, runs=(*state.runs, run)[-RUNS_KEPT:])
         if batch > state.batch:

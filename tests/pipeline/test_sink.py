@@ -616,6 +616,61 @@ def test_a_plain_batch_below_the_newest_is_refused(cluster: LocalCluster, yard: 
     check(yard, [rows[:1], rows[2:]])
 
 
+def test_a_plain_batch_that_was_committed_is_finished_before_another_one(
+    cluster: LocalCluster, yard: Yard, crashing: Callable[[str, int], None]
+) -> None:
+    query, draw = Query(cluster), random.Random(9)
+    query.query = ""
+    batches = [query.rows(number, draw) for number in range(2)]
+    crashing("after-manifest", 1)
+    with pytest.raises(Crash):
+        query.do(7, batches[0])
+    query.restart()
+    with pytest.raises(SinkError, match="batch 7 was committed and is not finished: write it again first"):
+        query.do(8, batches[1])
+    query.do(7, query.rows(2, draw))
+    query.do(8, batches[1])
+    check(yard, batches)
+
+
+def test_a_plain_batch_of_which_a_stage_is_lost_is_written_again_by_a_reset(
+    cluster: LocalCluster, yard: Yard, crashing: Callable[[str, int], None]
+) -> None:
+    query, draw = Query(cluster, stageLogs="1"), random.Random(10)
+    query.query = ""
+    batches = [query.rows(number, draw) for number in range(2)]
+    crashing("after-manifest", 1)
+    with pytest.raises(Crash):
+        query.do(7, batches[0])
+    query.restart()
+    yard.delete(f"sink-{query.number}.stage-0")
+    with pytest.raises(SinkError, match=r"are not in their stage any more.*sinkReset=true writes the batch again"):
+        query.do(7, batches[0])
+    query.given["sinkReset"] = "true"
+    query.restart()
+    with pytest.raises(SinkError, match="batch 7 was committed and is not finished"):
+        query.do(8, batches[1])
+    for number in (0, 1):
+        query.do(7 + number, batches[number])
+    check(yard, batches)
+
+
+def test_plain_writes_take_over_the_sink_of_a_query_by_a_reset(cluster: LocalCluster, yard: Yard) -> None:
+    query, draw = Query(cluster), random.Random(11)
+    batches = [query.rows(number, draw) for number in range(5)]
+    for number in range(3):
+        query.do(number, batches[number])
+    query.query = ""
+    query.restart()
+    with pytest.raises(SinkError, match="batchId 1 is below 2"):
+        query.do(1, batches[3])
+    query.given["sinkReset"] = "true"
+    for number in (3, 4):
+        query.do(number - 2, batches[number])
+        query.do(number - 2, batches[number])
+    check(yard, batches)
+
+
 def test_a_manifest_of_an_earlier_build_is_read() -> None:
     packed = msgpack.packb([1, "manifest", 5, "query", 3, 2, ["run"], [["a", "b"], [[1, 0, 7, 9]]], [4, 5], 8])
     state = read_state(Record(10, b"manifest", len(packed), 1, 1, 99, memoryview(packed)))
