@@ -127,6 +127,11 @@ def import_logs(job: Import, logs: Sequence[LogPart]) -> Iterator[Result]:
                 one.run()
             except (ImportFailed, ExportError, UnknownGroup) as error:
                 failure = str(error)
+            except LogyardError as error:
+                if error.retry != "never":
+                    # Of the cluster just now, and not of this log.
+                    raise
+                failure = f"log {log.log!r}: {error}"
             yield {
                 "log": log.log, "appended": one.appended, "compared": one.compared, "passed_over": one.passed_over,
                 "failure": failure,

@@ -424,6 +424,19 @@ def test_a_log_that_differs_is_named_and_the_others_are_imported(
         run_import(spark(), Import(out, servers(second), logs=("nope",)))
 
 
+@pytest.mark.parametrize("made", [{"machine": "kv"}, {"machine": "queue"}, {"compact": "key"}])
+def test_what_takes_no_records_is_named_and_the_others_are_imported(
+    cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, made: dict[str, Any]
+) -> None:
+    run_export(spark(), job(cluster, tmp_path))
+    target.create("plain", **made)
+    back = run_import(spark(), Import(tmp_path, servers(second)))
+    (failure,) = back["failures"]
+    assert failure.startswith("log 'plain': ") and back["appended"] == 90 + 150
+    target.delete("plain")
+    assert run_import(spark(), Import(tmp_path, servers(second)))["ok"]
+
+
 @pytest.mark.parametrize("what", ["payload", "manifest", "part", "file", "gone"])
 def test_a_damaged_export_is_refused(
     cluster: LocalCluster, second: LocalCluster, target: Yard, tmp_path: Path, what: str
