@@ -210,9 +210,13 @@ def test_without_links_who_writes_once_waits_for_who_is_about_to(
     without_links(monkeypatch)
     path, replace, flock, waits = tmp_path / "plan.json", os.replace, fcntl.flock, threading.Event()
 
+    def locks(descriptor: int, how: int) -> None:
+        waits.set()
+        flock(descriptor, how)
+
     def late(first: Path, then: Path) -> None:
         monkeypatch.setattr(os, "replace", replace)
-        monkeypatch.setattr(fcntl, "flock", lambda *asked: (waits.set(), flock(*asked)))
+        monkeypatch.setattr(fcntl, "flock", locks)
         others.append(pool.submit(manifests.write_once, path, "another"))
         assert waits.wait(30)
         replace(first, then)
