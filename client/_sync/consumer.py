@@ -340,6 +340,9 @@ class GroupConsumer:
             return
         if self._row is None or now >= self._refresh_at or self._own.revision > self._row.revision:
             self._refresh(now)
+            if not self._own.member:
+                # The topic was made anew: it joins for that one.
+                return
         commits: list[Commit] = []
         if self.commit_every is not None and now >= self._commit_at:
             commits = self._own.commits()

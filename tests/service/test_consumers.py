@@ -357,11 +357,12 @@ async def test_a_topic_that_is_half_deleted_is_not_waited_for(
         assert refused.value.code == "unknown_topic"
 
 
-async def test_a_topic_that_is_made_anew_is_read_from_its_start(yard: EmbeddedSystem) -> None:
+@pytest.mark.parametrize("member", ["", "m"])
+async def test_a_topic_that_is_made_anew_is_read_from_its_start(yard: EmbeddedSystem, member: str) -> None:
     topic = yard.topic("orders")
     await topic.create(1)
     await topic.send_many([(b"k", b"", b"old")] * 2)
-    async with yard.consume("orders", group="g", ttl=5) as records:
+    async with yard.consume("orders", group="g", member=member, ttl=5) as records:
         await taken(records, 2)
         await topic.delete()
         await topic.create(1)
