@@ -309,8 +309,7 @@ class Topic:
         if error.code == PARTITION_OPENING:
             await self._wait_open(number, routing, deadline)
             return
-        log = self.yard.log(partition_log(self.name, number))
-        told = msgpack.unpackb(await log.query(msgpack.packb(["partition"]), consistency="linearizable"))
+        told = await self._told(partition_log(self.name, number))
         if told is None or told[0] != routing.topic:
             self._routing = None
             return
@@ -361,7 +360,8 @@ class Topic:
 
     async def grow(self, partitions: int) -> Row:
         """Add partitions until there are so many. Keys move to new partitions only, and consumers read them in order:
-        a new partition is read when everything before it was."""
+        a new partition is read when everything before it was. Raises `Refused` where a log of such a name has records
+        of its own, `GroupExists` where it has another definition: all keys can be sent as before."""
         row = await self.finish()
         if len(row.live) < len(row.partitions):
             # A number that is free again is used again.
@@ -474,6 +474,9 @@ class Topic:
         # From then on it knows what a topic's record is, so that those who come too early are told to wait.
         await self._make(row, numbers, lambda one: inherit_command(row.id, []))
         new = [one for one in row.partitions if one.number in numbers]
+        for one in new:
+            # Before any fence: behind that the keys that are to move to it could not be sent anywhere.
+            await self._check_empty(one.log)
         fences = []
         for source in row.live:
             fences.append((source.number, await self._fence(row, source, epoch, layout)))
@@ -482,8 +485,7 @@ class Topic:
                     await self._command(one, inherit_command(row.id, some))
         await self._open(row, epoch, layout, numbers)
         for one in new:
-            asked = await self.yard.log(one.log).query(msgpack.packb(["partition"]), consistency="linearizable")
-            if msgpack.unpackb(asked)[2] < epoch:
+            if (await self._told(one.log))[2] < epoch:
                 # Whoever had been stopped since an earlier change opened it, before it knew its producers.
                 for source in row.live:
                     for some in await self._producers(source):
@@ -491,6 +493,16 @@ class Topic:
                 await self._fence(row, one, epoch, layout)
         values = {"id": row.id, "epoch": epoch, "fences": fences, "uids": await self._uids(row)}
         return await self._tell("added", values)
+
+    async def _check_empty(self, name: str) -> None:
+        """Check that a log is a partition, or can become one. Raises `Refused`."""
+        # In this order: what others open meanwhile has records of the topic at once.
+        if (await self.yard.log(name).latest()).end and await self._told(name) is None:
+            raise Refused(f"log {name!r} has records of its own: delete it, then the topic can grow")
+
+    async def _told(self, name: str) -> Any:
+        """Return what a log says of the partition that it is; None for one that is none."""
+        return msgpack.unpackb(await self.yard.log(name).query(msgpack.packb(["partition"]), consistency="linearizable"))
 
     async def _remove(self, row: Row) -> Row:
         """Fence partitions that go, let those that stay know their producers, and have them take their slots."""
@@ -576,8 +588,7 @@ class Topic:
             await self._delete_log(row, name)
         except Refused:
             with suppress(LogyardError):
-                asked = await self.yard.log(name).query(msgpack.packb(["partition"]), consistency="linearizable")
-                told = msgpack.unpackb(asked)
+                told = await self._told(name)
                 if told is not None and told[0] != row.id:
                     await self._delete_log(row._replace(id=told[0]), name)
 

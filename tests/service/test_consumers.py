@@ -19,7 +19,7 @@ from logyard.client._sync import consumer as blocking
 from logyard.client._sync.consumer import GroupConsumer
 from logyard.client.sync import connect_sync
 from logyard.machines.log.retention import AGE_MS_MAX, AGE_MS_MIN
-from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, Unknown
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, Refused, Unknown
 from logyard.protocol.groups import leave_command
 from logyard.protocol.topics import partition_log
 from logyard.service.cli import topic as topic_cli
@@ -478,6 +478,21 @@ async def test_what_was_there_before_a_topic_outlives_it(yard: EmbeddedSystem) -
     kept = await yard.log("orders.0").query(msgpack.packb(["retention"]))
     assert msgpack.unpackb(kept) == [0, 0, 0], "nor does the topic say what it keeps"
     assert (await yard.queue("jobs.1").stats())["ready"] == 1
+
+
+async def test_partitions_are_not_added_over_a_log_that_is_somebody_s_own(yard: EmbeddedSystem) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await yard.create("orders.1")
+    await yard.log("orders.1").append(b"mine")
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"log 'orders.1' has records of its own: delete it"):
+            await topic.grow(2)
+    assert {(await topic.send(key)).partition for key in KEYS} == {0}, "nothing was fenced for it"
+    assert (await yard.log("orders.1").read(0)).metadata == b"mine"
+    await yard.delete("orders.1")
+    assert len((await topic.grow(2)).live) == 2
+    assert {(await topic.send(key)).partition for key in KEYS} == {0, 1}
 
 
 async def test_a_topic_that_is_deleted_while_it_is_made_leaves_its_name_free(
