@@ -52,6 +52,7 @@ from logyard.protocol.topics import (
 
 from ..log import FORGOTTEN, delete_partition_call, partition_call
 from ..numbering import Numbering, Turn, producer_number, slot_of
+from ..upload import WHOLE_BYTES
 from .caller import Caller
 from .log import LogVerbs
 from .machine import MachineVerbs
@@ -182,7 +183,8 @@ class Topic:
     ) -> Sent:
         """Append one record to the partition of its key, exactly once as `Log.append`; return where it lies, once a
         quorum has it. Records of one key that are sent one after the other are read in that order. Without a key: to
-        one partition after the other. Raises a `LogyardError`."""
+        one partition after the other. `timeout` (seconds) is that of each piece of a payload above 1 MiB. Raises a
+        `LogyardError`."""
         head = enveloped(key, metadata)
         slot = None if key is None else slot_of(key)
         deadline = self.yard.clock() + (self.yard.timeout if timeout is None else timeout)
@@ -190,12 +192,13 @@ class Topic:
             routing = self._routing or await self._route()
             number = self._partition(routing, slot)
             command = keyed_append_command(routing.topic, routing.epoch)
-            log = self.yard.log(partition_log(self.name, number))
+            log, began = self.yard.log(partition_log(self.name, number)), self.yard.clock()
             try:
-                left = max(0.001, deadline - self.yard.clock())
+                left = max(0.001, deadline - began)
                 offset = await log.append(head, payload, timeout=left, compress=compress, command=command)
                 return Sent(number, offset)
             except LogyardError as error:
+                deadline = _put_off(deadline, self.yard.clock() - began, [(head, payload)])
                 await self._reroute(error, number, routing, deadline)
 
     async def send_many(
@@ -214,13 +217,15 @@ class Topic:
             number = self._partition(routing, left[0][1])
             mine = [one for one in left if one[1] is None or routing.slots[one[1]] == number]
             command = keyed_append_command(routing.topic, routing.epoch)
-            log = self.yard.log(partition_log(self.name, number))
+            log, began = self.yard.log(partition_log(self.name, number)), self.yard.clock()
+            pairs = [pair for _, _, pair in mine]
             try:
-                rest = max(0.001, deadline - self.yard.clock())
-                offsets = await log.append_many([pair for _, _, pair in mine], timeout=rest, command=command)
+                offsets = await log.append_many(pairs, timeout=max(0.001, deadline - began), command=command)
             except LogyardError as error:
+                deadline = _put_off(deadline, self.yard.clock() - began, pairs)
                 await self._reroute(error, number, routing, deadline)
                 continue
+            deadline = _put_off(deadline, self.yard.clock() - began, pairs)
             for (at, _, _), offset in zip(mine, offsets, strict=True):
                 found[at] = Sent(number, offset)
             left = [one for one in left if found[one[0]] is None]
@@ -265,14 +270,15 @@ class Topic:
             routing = self._routing or await self._route()
             number = self._partition(routing, slot)
             command = keyed_produce_command(routing.topic, routing.epoch, producer, turn.sequence)
-            log = self.yard.log(partition_log(self.name, number))
+            log, began = self.yard.log(partition_log(self.name, number)), self.yard.clock()
             try:
-                left = max(0.001, deadline - self.yard.clock())
+                left = max(0.001, deadline - began)
                 offsets = await log.append_many([(head, payload)], timeout=left, command=command)
                 return Sent(number, offsets[0] if offsets else -1)
             except LogyardError as error:
                 if error.code == FORGOTTEN and turn.trusted:
                     return Sent(number, -1)
+                deadline = _put_off(deadline, self.yard.clock() - began, [(head, payload)])
                 await self._reroute(error, number, routing, deadline)
 
     def _partition(self, routing: Routing, slot: int | None) -> int:
@@ -303,6 +309,9 @@ class Topic:
                 return
             raise error
         if error.code not in (STALE_PARTITIONS, PARTITION_OPENING) or self.yard.clock() >= deadline:
+            if error.code == STALE_PARTITIONS and self._routing is routing:
+                # Whoever sends it again is not to go there once more.
+                self._routing = None
             raise error
         if self._routing is not routing and self._routing is not None and error.code == STALE_PARTITIONS:
             return
@@ -679,6 +688,13 @@ class TopicProducer(Numbering):
             raise
         self.end(turn, yard.clock())
         return found
+
+
+def _put_off(deadline: float, spent: float, records: Sequence[tuple[Buffer, Buffer | None]]) -> float:
+    """Return until when there is time for the rest, after so many seconds were spent on an append: a record that
+    travels in pieces has its time for each of them, and takes none of what is left to find its way."""
+    payload = records[0][1] if len(records) == 1 else None
+    return deadline + spent if payload is not None and len(payload) > WHOLE_BYTES else deadline
 
 
 def _named(row: Row, partitions: Sequence[Partition]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from logyard.client._async import consumer
 from logyard.client._async.topics import AGE_S_MAX, AGE_S_MIN
 from logyard.client._sync import consumer as blocking
 from logyard.client._sync.consumer import GroupConsumer
+from logyard.client.numbering import slot_of
 from logyard.client.sync import connect_sync
 from logyard.machines.log.retention import AGE_MS_MAX, AGE_MS_MIN
 from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, Refused, Unknown
@@ -275,6 +276,39 @@ async def test_senders_that_slept_find_the_way_when_their_partitions_are_gone(ya
         for key in KEYS:
             nursery.start_soon(send, key)
     assert before == {0, 1, 2} and after == [0] * len(KEYS)
+
+
+@pytest.mark.parametrize(("verb", "times"), [("send", 2), ("send_many", 1), ("produce", 2)])
+async def test_a_long_record_that_takes_all_of_its_time_finds_the_way_when_partitions_changed(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch, verb: str, times: int
+) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    producer = await topic.producer("p")
+    key, other = (next(key for key in KEYS if slot_of(key) // 8192 == half) for half in (1, 0))
+    assert (await topic.send(key)).partition == 0
+    await yard.topic("orders").grow(2)
+    plain, plain_many, late = EmbeddedLog._upload, EmbeddedLog._send_many, [0.0]
+
+    async def upload(self: EmbeddedLog, *given: Any, **more: Any) -> int:
+        late[0] += 1000
+        return await plain(self, *given, **more)
+
+    async def send_many(self: EmbeddedLog, records: Any, timeout: float, *given: Any) -> Any:
+        assert timeout > 1, "others have what was left before it"
+        return await plain_many(self, records, timeout, *given)
+
+    monkeypatch.setattr(EmbeddedLog, "_upload", upload)
+    monkeypatch.setattr(EmbeddedLog, "_send_many", send_many)
+    monkeypatch.setattr(EmbeddedSystem, "clock", lambda self: trio.current_time() + late[0])
+    if verb == "send":
+        sent = [await topic.send(key, b"", LONG)]
+    elif verb == "send_many":
+        # By the old layout they go together, by the new one only the first is a record of its own.
+        sent = await topic.send_many([(key, b"", LONG), (other, b"", None), (other, b"", None)])
+    else:
+        sent = [await producer.send(key, b"", LONG)]
+    assert sent[0].partition == 1 and late == [1000 * times]
 
 
 async def test_who_joins_again_because_no_answer_came_is_one_member(
