@@ -224,6 +224,19 @@ class Membership:
             if one.known and one.done > one.committed
         ]
 
+    def awaited(self, row: Topic) -> list[int]:
+        """Return the partitions of which the loop is done with all before a fence, or their end, and the coordinator
+        does not know it: what comes behind that is read only then."""
+        fences = [(one.number, one.end) for one in row.readable if one.end is not None]
+        for one in row.readable:
+            fences += chain(one.sources, *(join.sources for join in one.joins))
+        found = set()
+        for number, fence in fences:
+            reading = self.readings.get((row.id, number))
+            if reading is not None and reading.committed < fence <= reading.done:
+                found.add(number)
+        return sorted(found)
+
     def confirms(self) -> list[tuple[Key, int]]:
         """Return what can be given up now."""
         return [(one.key, one.epoch) for one in self.readings.values() if one.revoking and one.settled]

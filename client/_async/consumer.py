@@ -95,8 +95,9 @@ class GroupConsumer:
     keeps its partitions.
 
     `assignment`: the partitions that it has; `trouble`: what kept it from asking for records when it tried last, which
-    it tries again (nobody leads, no node answers), None when it could. It ends by itself with a `LogyardError` of code
-    ``fenced`` when a newer process is this `member`, and with ``no_offset`` where `start` is ``error``.
+    it tries again (nobody leads, no node answers), None when it could; with code ``uncommitted`` nothing is in the way
+    but that what was given is not committed. It ends by itself with a `LogyardError` of code ``fenced`` when a newer
+    process is this `member`, and with ``no_offset`` where `start` is ``error``.
     """
 
     __slots__ = (
@@ -241,8 +242,7 @@ class GroupConsumer:
                     continue
                 if left <= 0:
                     return None
-                await self._fetch(min(left, WAIT_S))
-                self.trouble = None
+                self.trouble = None if await self._fetch(min(left, WAIT_S)) else self._uncommitted()
             except LogyardError as error:
                 # Who can't be reached now may be reached later: nothing is given before.
                 if not passing(error):
@@ -351,26 +351,39 @@ class GroupConsumer:
         if self.commit_every is not None:
             self._commit_at = max(self._commit_at, self.yard.clock())
 
-    async def _fetch(self, wait: float) -> None:
-        """Fetch records of one partition that has some; where none has, wait for whichever is first."""
+    async def _fetch(self, wait: float) -> bool:
+        """Fetch records of one partition that has some; where none has, wait for whichever is first. Return False when
+        there was nothing."""
         readings = [one for one in self._own.readings.values() if not one.revoking]
         now = self.yard.clock()
         for reading in readings:
             if not reading.known and now >= reading.put_off:
                 await self._begin(reading)
-                return
+                return True
         readings = [one for one in readings if one.known and not one.at_rest]
         if not readings:
             await self.yard.pause(min(wait, self.ttl / 20))
-            return
+            return False
         self._turn += 1
         for at in range(len(readings)):
             reading = readings[(self._turn + at) % len(readings)]
             if await self._poll(reading, 0.0) is not None:
-                return
+                return True
         found = await self.yard.first_of([partial(self._asked, reading) for reading in readings], wait)
         if found is not None:
             readings[found[0]].fill(found[1])
+        return found is not None
+
+    def _uncommitted(self) -> LogyardError | None:
+        """Return what the loop has to do where records come only then."""
+        numbers = self._own.awaited(self._row) if self.commit_every is None and self._row is not None else []
+        if not numbers:
+            return None
+        return LogyardError(
+            f"more of topic {self.topic!r} may be read when consumer group {self.group!r} has committed all that was "
+            f"given of partition {', '.join(map(str, numbers))}: commit(record) covers the record in hand, too",
+            code="uncommitted",
+        )
 
     async def _poll(self, reading: Reading, wait: float) -> Page | None:
         page = await self._asked(reading, wait)
@@ -758,7 +771,7 @@ class TopicVerbs:
         max_bytes: int = POLL_BYTES,
     ) -> GroupConsumer:
         """Read a topic as a member of a consumer group: ``async with yard.consume("orders", group="g") as records``,
-        then ``async for record in records`` and ``await records.commit()``.
+        then ``async for record in records`` and ``await records.commit(record)``.
 
         `start`: where to begin with a partition that the group has no offset of, or whose records there were truncated:
         ``earliest``, ``latest``, or ``error``. `member`: a name that is the same in the next process, which then takes

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 BATCH_RECORDS = 512
 COMMIT_S = 1.0
+FOLLOW_S = 1.0
+"""So often `consume --follow --json` looks whether it is a commit that more waits for."""
 INTERRUPTED_S = 2.0
 """How long the commit of an interrupted `consume` may take."""
 
@@ -322,7 +324,8 @@ def consume(
     output: Output,
 ) -> None:
     """Read a topic as a member of a consumer group: partition, offset, key, metadata, record. What was written is
-    committed, once a second and at the end, also by Ctrl-C; with --json at the end alone.
+    committed, once a second and at the end, also by Ctrl-C; with --json at the end alone, which comes early where more
+    is read only behind that: at the fences of partitions that were added or ended.
 
     \b
     Examples:
@@ -345,9 +348,13 @@ def consume(
         ):
             try:
                 while count is None or taken < count:
-                    record = next(records, None) if follow else records.get(wait)
+                    if follow:
+                        record = following(records) if output.json_wanted else next(records, None)
+                    else:
+                        record = records.get(wait)
                     if record is None:
-                        if records.trouble is not None:
+                        # Where more comes only when this is committed, it is for whoever asks next.
+                        if records.trouble is not None and records.trouble.code != "uncommitted":
                             raise records.trouble.again()
                         break
                     taken += 1
@@ -364,6 +371,14 @@ def consume(
                     commit_interrupted(records, written)
                 raise
         output.result({"ok": True, "taken": taken, "lost": sorted(lost)}, rows=shown)
+
+
+def following(records: GroupConsumer) -> Consumed | None:
+    """Return the next record, however long that takes; None where only a commit brings more."""
+    while (record := records.get(FOLLOW_S)) is None:
+        if records.trouble is not None and records.trouble.code == "uncommitted":
+            break
+    return record
 
 
 def commit_interrupted(records: GroupConsumer, written: Consumed) -> None:

@@ -18,11 +18,12 @@ from click.testing import CliRunner
 
 from logyard.client._async import consumer, topics
 from logyard.client.aio import connect
+from logyard.client.numbering import slot_of
 from logyard.client.reading import Consumed
 from logyard.client.sync import connect_sync
 from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, Unknown
 from logyard.protocol.groups import coordinators
-from logyard.protocol.topics import partition_log
+from logyard.protocol.topics import SLOTS, partition_log
 from logyard.service.cli.root import cli
 from logyard.service.embedded import EmbeddedSystem, open_system
 from tests.engine.host.cluster import Cluster, cluster, until
@@ -273,6 +274,35 @@ async def test_partitions_that_are_taken_away_keep_each_keys_order(
         assert {one.key for one in more} == set(KEYS) and await records.get(0.3) is None
     told = await yard.consumer_group("g").describe()
     assert [(one["partition"], one["lag"]) for one in told["partitions"]] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
+@pytest.mark.parametrize("change", ["shrink", "grow"])
+async def test_a_loop_whose_commits_others_wait_for_is_told_so(yard: EmbeddedSystem, change: str) -> None:
+    topic = yard.topic("orders")
+    await topic.create(2 if change == "shrink" else 1)
+    # In the last half of the slots are those that a second partition has.
+    moved = [key for key in KEYS if slot_of(key) >= SLOTS // 2]
+    for key in moved:
+        await topic.send(key, b"", b"before")
+    await (topic.shrink(1) if change == "shrink" else topic.grow(2))
+    for key in moved:
+        assert (await topic.send(key, b"", b"after")).partition == (change == "grow")
+    async with yard.consume("orders", group="g", ttl=5) as records:
+        for _ in moved:
+            (record,) = await taken(records, 1)
+            assert records.trouble is None
+            # It does not cover the record in hand, so the last one before the fence is never committed.
+            await records.commit()
+        with trio.fail_after(20):
+            while records.trouble is None:
+                assert await records.get(0.1) is None
+        assert records.trouble.code == "uncommitted" and "commit(record)" in str(records.trouble)
+        await records.commit(record)
+        assert {one.payload for one in await taken(records, len(moved))} == {b"after"}
+        assert records.trouble is None
+    async with yard.consume("orders", group="h", ttl=5, commit_every=100) as records:
+        await taken(records, len(moved))
+        assert await records.get(1) is None and records.trouble is None, "it commits by itself"
 
 
 async def test_what_nobody_has_read_stays_unless_it_is_forced(yard: EmbeddedSystem) -> None:
