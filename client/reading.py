@@ -58,11 +58,11 @@ class Committed(NamedTuple):
 class Reading:
     """One partition that is owned. `uid`: of its log, 0: not known; `born`: which one of its number it is;
     `known`: where to read from is clear; `put_off`: until then it is not asked where to begin; `limit`: from there on
-    it may not be read yet; `end`: there is nothing from there on."""
+    it may not be read yet; `end`: there is nothing from there on; `slow`: so often its pages did not arrive in time."""
 
     __slots__ = (
         "key", "epoch", "log", "uid", "born", "known", "put_off", "given", "done", "committed", "revoking", "records",
-        "following", "passed", "limit", "end",
+        "following", "passed", "limit", "end", "slow",
     )  # fmt: skip
 
     def __init__(self, owned: Owned, partition: Partition) -> None:
@@ -75,6 +75,7 @@ class Reading:
         self.passed = owned.passed
         self.limit: int | None = None
         self.end: int | None = None
+        self.slow = 0
         self.known = owned.offset != NO_OFFSET
         self.revoking = owned.revoking
         self.records: Iterator[Record] = iter(())
@@ -99,6 +100,14 @@ class Reading:
         self.records, self.following, limit = iter(page), page.next, self.limit
         if limit is not None and limit < page.next:
             self.records, self.following = takewhile(lambda record: record.offset < limit, page), limit
+
+    def slow_down(self) -> None:
+        """Note that a page did not arrive in time: the next one is smaller, and has more time."""
+        self.slow += 1
+
+    def hurry(self) -> None:
+        """Note that a page arrived in much less than its time."""
+        self.slow -= 1
 
     def bound(self, partition: Partition | None, passed: int) -> None:
         """Take what its topic's row and its coordinator say of where it may be read; None: it is not in the row."""

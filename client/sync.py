@@ -219,6 +219,9 @@ class Yard(AdminVerbs, TopicVerbs):
                     # What is answered may say that another node is to be asked.
                     return call.decode(answer.value)
                 error = answer.error
+                if cut and time.monotonic() >= deadline:
+                    # Asked, and not answered in time: another thing than a node that is not there.
+                    error.details["late"] = True
                 if call.idempotent and cut and said is not None and time.monotonic() >= deadline:
                     # Out of time over asking again: what was answered before says more.
                     raise said

@@ -60,6 +60,8 @@ RETIRE_S = 10.0
 """So often a member of each group looks whether partitions that ended were read by all groups."""
 POLL_S = 2.0
 """One try to fetch: a partition that nobody leads just now does not keep the others waiting."""
+PAGE_BYTES_MIN = 64 << 10
+"""Pages that do not arrive in time are asked for in parts down to this, and waited for as long as the yard waits."""
 PUT_OFF_S = 5.0
 """So long one that can't be begun with is left alone, for the same reason."""
 AWAY_S = 300.0
@@ -395,14 +397,19 @@ class GroupConsumer:
 
     def _asked(self, reading: Reading, wait: float) -> Page | None:
         """Return what comes next of a partition; None where that is not there any more, and it goes on elsewhere."""
-        log = self.yard.log(reading.log)
+        log, asked = self.yard.log(reading.log), self.yard.clock()
+        size = max(min(PAGE_BYTES_MIN, self._max_bytes), self._max_bytes >> reading.slow)
+        patience = min(POLL_S * 2**reading.slow, max(self.yard.timeout, POLL_S))
         try:
             # Of this very log: one that was made anew under its name is another topic's, which is read from its start.
             call = poll_call(
-                reading.log, reading.following, self._max_records, self._max_bytes, wait, None, self.bodies, None,
+                reading.log, reading.following, self._max_records, size, wait, None, self.bodies, None,
                 uid=reading.uid,
             )  # fmt: skip
-            page = self.yard.run(call, wait + POLL_S)
+            page = self.yard.run(call, wait + patience)
+            if reading.slow and self.yard.clock() - asked - wait < patience / 4:
+                # Twice as much in half the time would have come as well.
+                reading.hurry()
             if self._row is not None and page.joined > self._row.epoch:
                 # Some of these may have to wait for what lies elsewhere, and only the newest row says for what.
                 self._stale_at = self._stale_at or self.yard.clock()
@@ -423,6 +430,11 @@ class GroupConsumer:
                 raise
             reading.begin(start if self.start == "earliest" else end)
             return None
+        except LogyardError as error:
+            late = isinstance(error, Unknown) or "late" in error.details
+            if late and (size > PAGE_BYTES_MIN or patience < self.yard.timeout):
+                reading.slow_down()
+            raise
 
     def _look_again(self) -> None:
         """Have the topic be looked at, in a moment."""

@@ -512,7 +512,9 @@ class Topic:
 
     def _told(self, name: str) -> Any:
         """Return what a log says of the partition that it is; None for one that is none."""
-        return msgpack.unpackb(self.yard.log(name).query(msgpack.packb(["partition"]), consistency="linearizable"))
+        return msgpack.unpackb(
+            self.yard.log(name).query(msgpack.packb(["partition"]), consistency="linearizable")
+        )
 
     def _remove(self, row: Row) -> Row:
         """Fence partitions that go, let those that stay know their producers, and have them take their slots."""

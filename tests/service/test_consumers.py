@@ -17,6 +17,7 @@ from logyard.client._async import consumer
 from logyard.client._async.topics import AGE_S_MAX, AGE_S_MIN
 from logyard.client._sync import consumer as blocking
 from logyard.client._sync.consumer import GroupConsumer
+from logyard.client.log import POLL_BYTES
 from logyard.client.numbering import slot_of
 from logyard.client.sync import connect_sync
 from logyard.machines.log.retention import AGE_MS_MAX, AGE_MS_MIN
@@ -280,6 +281,40 @@ async def test_a_partition_that_nobody_leads_does_not_keep_a_new_group_from_the_
         assert {one.partition for one in await taken(records, first)} == {1}
         dead.clear()
         assert {one.partition for one in await taken(records, len(KEYS) - first)} == {0}
+
+
+async def test_pages_that_do_not_arrive_in_time_are_asked_for_in_smaller_parts(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    for _ in range(20):
+        await topic.send(b"k", b"", bytes(100_000))
+    plain, late, rate = EmbeddedSystem.run, [0.0], [100_000.0]
+    pages: list[int] = []
+
+    async def run(self: EmbeddedSystem, call: Any, timeout: float | None = None, pushed: Any = None) -> Any:
+        if call.method != "poll":
+            return await plain(self, call, timeout, pushed)
+        assert timeout is not None and timeout <= self.timeout + 1
+        pages.append(call.arguments["max_bytes"])
+        # As over a line of so many bytes a second.
+        seconds = pages[-1] / rate[0]
+        late[0] += min(seconds, timeout)
+        if seconds > timeout:
+            raise Unknown("poll: no answer in time")
+        return await plain(self, call, timeout, pushed)
+
+    monkeypatch.setattr(EmbeddedSystem, "run", run)
+    monkeypatch.setattr(EmbeddedSystem, "clock", lambda self: trio.current_time() + late[0])
+    async with yard.consume("orders", group="g", ttl=300) as records:
+        got = await taken(records, 20)
+        assert [one.offset for one in got] == list(range(20))
+        assert pages[0] == POLL_BYTES and min(pages) == pages[-1] < POLL_BYTES, "it does not try more again and again"
+        rate[0] = 1e9
+        while pages[-1] < POLL_BYTES:
+            await topic.send(b"k", b"", None)
+            await taken(records, 1)
 
 
 async def test_senders_that_slept_find_the_way_when_their_partitions_are_gone(yard: EmbeddedSystem) -> None:
