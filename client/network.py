@@ -138,9 +138,13 @@ class Network(AdminVerbs):
         return name in self.routes.compressed if name in self.routes.groups else None
 
     async def nodes(self) -> list[int]:
-        """Return the nodes whose addresses are known."""
+        """Return the nodes whose addresses are known. Where one can't be reached the others are asked whether it is
+        still one of them."""
         if self._pid != HERE.pid:
             raise elsewhere(self._pid)
+        away = [address for address in self.routes.addresses.values() if address in self._down]
+        if away and not self.closed:
+            await self._hears_of_more(away)
         return sorted(self.routes.addresses)
 
     async def ask(self, address: tuple[str, int], method: str, arguments: dict[str, object], deadline: float) -> None:
@@ -351,26 +355,34 @@ class Network(AdminVerbs):
             if name in self._wanted:
                 self._wanted[name] = self._wanted.pop(name)
         self._lacking = {name: unheard for name in names if name in unknown and unheard}
-        nowhere = [name for name in names if name in unknown and self.routes.is_nowhere(name, heard, len(unheard))]
-        if nowhere and not await self._hears_of_more():
-            for name in nowhere:
-                self._tell(name, not_found(name, unheard))
+        lacking = [name for name in names if name in unknown]
+        if lacking and heard and not await self._hears_of_more(unheard):
+            for name in lacking:
+                if self.routes.is_nowhere(name, heard, len(unheard)):
+                    self._tell(name, not_found(name, unheard))
 
-    async def _hears_of_more(self) -> bool:
-        """Ask which nodes there are; return whether that is more, or elsewhere, than this client knew. Who is to say
-        that no node has a group has to ask those that came later as well."""
+    async def _hears_of_more(self, unheard: Sequence[tuple[str, int]] = ()) -> bool:
+        """Ask which nodes there are; return whether that is more, less, or elsewhere, than this client knew. Who is to
+        say that no node has a group has to ask those that came later as well, and none that was removed: whom all
+        others name no more is forgotten, if it is `unheard`."""
         before = dict(self.routes.addresses)
-        for address in self._candidates():
+        others = [address for address in self._candidates() if address not in unheard]
+        answers = []
+        for address in others:
             deadline = self.clock() + LOCATE_S
             try:
                 link = await self._ready(self._dial(0, address), deadline)
                 found, _ = await link.call("cluster", {}, deadline)
             except LogyardError:
                 continue
-            if isinstance(found, dict):
-                self.routes.told(found.get("nodes"))
-                return self.routes.addresses != before
-        return False
+            if isinstance(found, dict) and isinstance(found.get("nodes"), dict):
+                self.routes.told(found["nodes"], found.get("node", 0))
+                answers.append(found)
+                if not unheard:
+                    break
+        if unheard and len(answers) == len(others):
+            self.routes.left(answers, unheard)
+        return self.routes.addresses != before
 
     def _tell(self, name: str, error: LogyardError | None) -> None:
         wanted = self._wanted.pop(name, None)
@@ -403,7 +415,7 @@ class Network(AdminVerbs):
             if isinstance(rows, list) and self.routes.strange(rows):
                 found, _ = await link.call("cluster", {}, deadline)
                 if isinstance(found, dict):
-                    self.routes.told(found.get("nodes"))
+                    self.routes.told(found.get("nodes"), found.get("node", 0))
         except LogyardError:
             return None
         return None if cut or not isinstance(rows, list) else rows

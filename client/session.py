@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -202,7 +202,7 @@ class Channel:
 class Routes:
     """What a client knows about the cluster: addresses of nodes, and each group's uid, leader and members."""
 
-    __slots__ = ("seeds", "addresses", "cluster", "groups", "compressed", "kinds", "asked")
+    __slots__ = ("seeds", "addresses", "cluster", "groups", "compressed", "kinds", "asked", "named")
 
     def __init__(self, servers: Iterable[str]) -> None:
         if isinstance(servers, str):
@@ -218,6 +218,8 @@ class Routes:
         # What each group is, as far as its server tells.
         self.kinds: dict[str, str] = {}
         self.asked = 0
+        # Which nodes each server ever named: one that it names no more was removed.
+        self.named: dict[int, set[int]] = {}
 
     def greeted(self, hello: wire.Hello, address: tuple[str, int]) -> None:
         """Take note that a server introduced itself at `address`; raise `WrongIdentity` when it is of another
@@ -226,13 +228,28 @@ class Routes:
             self.cluster = hello.cluster
         elif self.cluster != hello.cluster:
             raise WrongIdentity(f"{address[0]}:{address[1]} belongs to cluster {hello.cluster}, not {self.cluster}")
-        self.told(hello.clients)
+        self.told(hello.clients, hello.node)
         self.addresses.setdefault(hello.node, address)
 
-    def told(self, nodes: object) -> None:
-        """Take addresses of nodes as a server knows them: nodes come while clients are connected."""
+    def told(self, nodes: object, by: int = 0) -> None:
+        """Take addresses of nodes as server `by` knows them: nodes come while clients are connected."""
         for other, text in nodes.items() if isinstance(nodes, dict) else ():
             self.addresses[int(other)] = parse_address(text)
+            self.named.setdefault(by, set()).add(int(other))
+
+    def left(self, answers: Iterable[Mapping[str, Any]], unheard: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Forget nodes that can't be reached, and that none of these ``cluster`` answers names, although one of those
+        servers did before: they were removed. Return where they were. One that nobody ever named but itself stays: not
+        all servers know where the others are."""
+        now, before = set[int](), set[int]()
+        for answer in answers:
+            now.update(map(int, answer["nodes"]))
+            before |= self.named.get(answer.get("node", 0), set())
+        gone = {node: self.addresses[node] for node in before - now if self.addresses.get(node) in unheard}
+        for node, address in gone.items():
+            del self.addresses[node]
+            self.seeds = [seed for seed in self.seeds if seed != address] or self.seeds
+        return set(gone.values())
 
     def strange(self, rows: Iterable[Iterable[Any]]) -> bool:
         """Return whether a group of a ``locate`` answer is led by a node whose address is not known."""

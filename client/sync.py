@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -44,6 +44,8 @@ CLOSE_S = 1.0
 """Closing waits no longer than this for sessions to end: what is left open ends by itself."""
 IDLE_CONNECTIONS = 8
 """Connections kept for each node when nobody uses them."""
+NODES_S = 2.0
+"""To ask others whether a node that can't be reached is still one of them."""
 
 
 def connect_sync(
@@ -76,7 +78,7 @@ class Yard(AdminVerbs, TopicVerbs):
 
     __slots__ = (
         "timeout", "retry", "exactly_once", "_context", "_routes", "_idle", "_lock", "_chance", "closed", "_client",
-        "_session_ttl", "_sessions", "_pid", "_features",
+        "_session_ttl", "_sessions", "_pid", "_features", "_away",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +103,8 @@ class Yard(AdminVerbs, TopicVerbs):
         self.retry = retry
         self._routes = Routes(servers)
         self._idle: dict[tuple[str, int], list[Connection]] = {}
+        # Which servers could not be connected to, since somebody asked for the nodes.
+        self._away: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         self._chance = random.Random()
         self.closed = False
@@ -192,9 +196,14 @@ class Yard(AdminVerbs, TopicVerbs):
         return time.monotonic()
 
     def nodes(self) -> list[int]:
-        """Return the nodes whose addresses are known."""
+        """Return the nodes whose addresses are known. Where one could not be reached the others are asked once whether
+        it is still one of them."""
         if self._pid != HERE.pid:
             raise elsewhere(self._pid)
+        with self._lock:
+            away, self._away = self._away.intersection(self._routes.addresses.values()), set()
+        if away:
+            self._hears_of_more(self._everyone(), time.monotonic() + NODES_S, away)
         with self._lock:
             return sorted(self._routes.addresses)
 
@@ -400,9 +409,15 @@ class Yard(AdminVerbs, TopicVerbs):
                 if connection.alive():
                     return connection
                 connection.close()
-        connection = Connection(address, deadline, self._context, self._features)
+        try:
+            connection = Connection(address, deadline, self._context, self._features)
+        except LogyardError:
+            with self._lock:
+                self._away.add(address)
+            raise
         try:
             with self._lock:
+                self._away.discard(address)
                 self._routes.greeted(connection.channel.hello, address)
         except BaseException:
             connection.close()
@@ -443,23 +458,34 @@ class Yard(AdminVerbs, TopicVerbs):
         with self._lock:
             return name in self._routes.compressed if name in self._routes.groups else None
 
-    def _hears_of_more(self, everyone: Sequence[tuple[str, int]], deadline: float) -> bool:
-        """Ask which nodes there are; return whether that is more, or elsewhere, than this client knew: those that came
-        later have to be asked as well."""
+    def _hears_of_more(
+        self, everyone: Sequence[tuple[str, int]], deadline: float, unheard: Collection[tuple[str, int]] = ()
+    ) -> bool:
+        """Ask which nodes there are; return whether that is more, less, or elsewhere, than this client knew: those that
+        came later have to be asked as well. Whom all others name no more is forgotten, if it is `unheard`."""
         with self._lock:
             before = dict(self._routes.addresses)
-        for address in everyone:
+        others = [address for address in everyone if address not in unheard]
+        answers = []
+        for address in others:
             try:
                 connection = self._take(address, deadline)
             except LogyardError:
                 continue
             answer = connection.call("cluster", {}, min(deadline, time.monotonic() + 2.0))
             self._give(connection, answer.was_cut)
-            if answer.error is None and isinstance(answer.value, dict):
+            found = answer.value if answer.error is None else None
+            if isinstance(found, dict) and isinstance(found.get("nodes"), dict):
                 with self._lock:
-                    self._routes.told(answer.value.get("nodes"))
-                    return self._routes.addresses != before
-        return False
+                    self._routes.told(found["nodes"], found.get("node", 0))
+                answers.append(found)
+                if not unheard:
+                    break
+        with self._lock:
+            if unheard and len(answers) == len(others):
+                for address in self._routes.left(answers, unheard):
+                    self._idle.pop(address, None)
+            return self._routes.addresses != before
 
     def _everyone(self) -> list[tuple[str, int]]:
         with self._lock:
@@ -486,7 +512,7 @@ class Yard(AdminVerbs, TopicVerbs):
             if answer.error is None and isinstance(answer.value, list) and self._routes.strange(answer.value):
                 others = connection.call("cluster", {}, deadline)
                 if isinstance(others.value, dict):
-                    self._routes.told(others.value.get("nodes"))
+                    self._routes.told(others.value.get("nodes"), others.value.get("node", 0))
             self._give(connection, answer.was_cut)
             if answer.error is not None or not isinstance(answer.value, list):
                 if isinstance(answer.error, UnknownGroup):
@@ -503,9 +529,8 @@ class Yard(AdminVerbs, TopicVerbs):
                     return uid, self._routes.addresses[leader]
             unknown += not answer.value
         if unknown and unknown + len(unheard) == len(everyone):
-            if self._routes.is_nowhere(name, unknown, len(unheard)) and not self._hears_of_more(
-                everyone, retry.deadline
-            ):
+            more = self._hears_of_more(everyone, retry.deadline, unheard)
+            if not more and self._routes.is_nowhere(name, unknown, len(unheard)):
                 raise not_found(name, unheard)
             if unheard:
                 raise NotLeader.told(not_found(name, unheard).message)

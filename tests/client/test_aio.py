@@ -428,7 +428,7 @@ class Asked(Network):
     def _candidates(self) -> list[tuple[str, int]]:
         return list(self.rows)
 
-    async def _hears_of_more(self) -> bool:
+    async def _hears_of_more(self, unheard: Any = ()) -> bool:
         return False
 
     async def _locate(self, address: tuple[str, int], names: list[str]) -> list[Any] | None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from logyard.client.fork import HERE
 from logyard.client.network import Network
 from logyard.client.session import Retry, Routes, unreachable
 from logyard.client.sync import Yard
@@ -93,7 +94,7 @@ class Blocking(Yard):
 
     def __init__(self, there: dict[int, str]) -> None:
         self._lock, self.closed, self._chance = threading.Lock(), False, random.Random(1)
-        self._routes, self._idle = Routes(["a:1"]), {}
+        self._routes, self._idle, self._away, self._pid = Routes(["a:1"]), {}, set(), HERE.pid
         self._routes.told(OLD)
         self.there = there
         self.down = ""
@@ -132,6 +133,55 @@ def test_nor_does_it_with_the_blocking_client(down: str, copies: int, nowhere: s
         yard._leader(name, retry)
     if down in ("b", "bc"):
         assert all(f"{node}:1" in str(raised.value) for node in down), "it names whom it could not ask"
+
+
+LEFT = {1: "a:1", 2: "b:1"}
+
+
+async def test_a_node_that_was_removed_is_forgotten() -> None:
+    """A client that had known it named it for every new group, which was refused, and waited for it before it said
+    that there is no such group."""
+    net = Net(LEFT)
+    net.routes.seeds.append(("c", 1))
+    net.down = "c"
+    wanted = net._want("log")
+    for _ in range(2):
+        assert wanted.error is None
+        await net._locate_round()
+    assert isinstance(wanted.error, UnknownGroup) and "c:1" not in str(wanted.error)
+    assert await net.nodes() == [1, 2] and net.routes.seeds == [("a", 1)]
+    # Nobody but itself ever named the fourth: not all nodes know where the others are.
+    net.routes.addresses[4] = ("d", 1)
+    net.down = "cd"
+    wanted = net._want("log")
+    await net._locate_round()
+    assert wanted.error is None and await net.nodes() == [1, 2, 4]
+
+
+async def test_who_asks_for_the_nodes_is_not_told_of_one_that_was_removed() -> None:
+    net = Net(OLD)
+    net._down["c", 1] = (net.clock(), 0, unreachable(("c", 1), "refused"))
+    assert await net.nodes() == [1, 2, 3]
+    net.there = LEFT
+    assert await net.nodes() == [1, 2]
+
+
+def test_the_blocking_client_forgets_it_as_well() -> None:
+    yard, retry = Blocking(LEFT), Retry(time.monotonic() + 9, random.Random(1), False)
+    yard._idle["c", 1] = []
+    yard.down = "c"
+    with pytest.raises(NotLeader):
+        yard._leader("log", retry)
+    with pytest.raises(UnknownGroup):
+        yard._leader("log", retry)
+    assert yard.nodes() == [1, 2]
+
+
+def test_nor_does_it_name_that_when_it_is_asked_for_the_nodes() -> None:
+    yard = Blocking(LEFT)
+    assert yard.nodes() == [1, 2, 3] and not yard.asked
+    yard._away.add(("c", 1))
+    assert yard.nodes() == [1, 2]
 
 
 async def test_groups_without_a_leader_do_not_keep_others_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from logyard.client.sync import Yard, connect_sync
+from logyard.protocol.errors import UnknownGroup
 from logyard.service.certificates import Authority
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode
@@ -144,10 +146,12 @@ def test_a_node_joins_under_tls_by_its_own_certificate(tmp_path: Path, monkeypat
 
 
 def test_a_node_that_was_removed_says_so(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path, 2, catalog=True) as cluster:
+    with LocalCluster(tmp_path, 2, catalog=True) as cluster, ExitStack() as stack:
         cluster.start()
         first, second = (cluster.nodes[node].client_address for node in (1, 2))
         until(lambda: states(cluster, 1) == {1: "active", 2: "active"}, "they know one another")
+        old = stack.enter_context(connect_sync([first, second], exactly_once=False))
+        assert old.nodes() == [1, 2]
         assert run("nodes", "drain", "2", "--servers", first)["ok"]
         until(lambda: run("nodes", "remove", "2", "--servers", first)["ok"], "it has nothing left")
         words = "node 2 was removed from this cluster"
@@ -160,3 +164,9 @@ def test_a_node_that_was_removed_says_so(tmp_path: Path) -> None:
             cluster.nodes[2].log_path.write_text("")
             cluster.restart(2)
         assert run("create", "x", "--members", "1", "--servers", first)["ok"]
+        # Who was connected all the while stops naming it when it is gone.
+        cluster.end(2)
+        with pytest.raises(UnknownGroup):
+            old.log("nowhere").latest()
+        assert old.nodes() == [1]
+        old.create("y")
