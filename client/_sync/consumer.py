@@ -787,10 +787,10 @@ class TopicVerbs:
         then ``async for record in records`` and ``await records.commit(record)``.
 
         `start`: where to begin with a partition that the group has no offset of, or whose records there were truncated:
-        ``earliest``, ``latest``, or ``error``. `member`: a name that is the same in the next process, which then takes
-        over at once what this one had. `ttl` (seconds): a member that was silent for so long is given up. `zone`: where
-        this is, for partitions that are led there. `commit_every` (seconds): the loop commits by itself what it came
-        back from; without it `commit` does.
+        ``earliest``, ``latest``, or ``error``; partitions that are added later are read from their start. `member`: a
+        name that is the same in the next process, which then takes over at once what this one had. `ttl` (seconds): a
+        member that was silent for so long is given up. `zone`: where this is, for partitions that are led there.
+        `commit_every` (seconds): the loop commits by itself what it came back from; without it `commit` does.
         """
         return GroupConsumer(
             self, topic, group, start, member, ttl, zone, commit_every, bodies, max_records, max_bytes

@@ -44,8 +44,8 @@ IDLE_MS = 7 * 24 * 3_600_000
 class Groups:
     """Consumer groups by name. `rebalance_ms`, `idle_ms`: in place of `REBALANCE_MS`, `IDLE_MS`."""
 
-    __slots__ = ("rebalance_ms", "idle_ms", "groups", "term", "timer", "next_member", "ends")
-    version = 2
+    __slots__ = ("rebalance_ms", "idle_ms", "groups", "term", "timer", "next_member", "ends", "from_start")
+    version = 3
     renews_terms = True
     stays_awake = True
     """Its node says how far groups are behind: those without members most of all."""
@@ -63,12 +63,15 @@ class Groups:
         self.timer = 0
         # From version 2 on partitions may end, and get slots of those that do.
         self.ends = False
+        # From version 3 on a partition that comes to a topic which a group knew is read from its start.
+        self.from_start = False
 
     # What is replicated
 
     def upgrade(self, from_version: int, to_version: int) -> None:
         """Go on as a newer version."""
         self.ends = to_version > 1
+        self.from_start = to_version > 2
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
         """Apply one entry; no payload of it is kept."""
@@ -154,7 +157,9 @@ class Groups:
             if len(self.groups) >= GROUPS_MAX:
                 raise Reject("too_many_groups", f"this coordinator has {GROUPS_MAX} consumer groups")
             group = Group(name, now)
-        member = group.join(self.next_member, own, instance, ttl, zone, wanted, now, self.rebalance_ms)
+        member = group.join(
+            self.next_member, own, instance, ttl, zone, wanted, now, self.rebalance_ms, self.from_start
+        )  # fmt: skip
         self.next_member = max(self.next_member, member.number + 1)
         self.groups[name] = group
         return group.standing(member, 0)
@@ -170,7 +175,7 @@ class Groups:
         member.heard(now)
         refused += group.confirm(member, given)
         if newer:
-            group.learn(newer, now, self.rebalance_ms)
+            group.learn(newer, now, self.rebalance_ms, self.from_start)
         return group.standing(member, known, refused)
 
     def _leave(self, now: int, name: str, own: str, number: int, commits: Any) -> object:
@@ -213,7 +218,7 @@ class Groups:
     def snapshot(self) -> Sections:
         """Return one section."""
         groups = [group.pack() for group in self.groups.values()]
-        more = [True] if self.ends else []
+        more = [flag for flag in (self.ends, self.from_start) if flag]
         return {SECTION: msgpack.packb([self.term, self.timer, self.next_member, groups, *more])}
 
     def restore(self, sections: Sections) -> None:
@@ -222,7 +227,7 @@ class Groups:
             sections[SECTION], use_list=False, strict_map_key=False
         )  # fmt: skip
         found = {packed[0]: Group.unpack(packed) for packed in groups}
-        self.ends = bool(more)
+        self.ends, self.from_start = len(more) > 0, len(more) > 1
         self.term, self.timer, self.next_member, self.groups = term, timer, following, found
 
     def live_refs(self) -> Iterable[PayloadRange]:

@@ -131,10 +131,10 @@ class Group:
 
     def join(
         self, number: int, name: str, instance: int, ttl: int, zone: str, shapes: Sequence[Shape], now: int,
-        patience: int,
+        patience: int, from_start: bool = False,
     ) -> Member:  # fmt: skip
         """Take a member in, or one's newer process in its place; return it, or the one that joined as this instance
-        before. Raises `Reject`."""
+        before. `from_start` as in `learn`. Raises `Reject`."""
         older = self.members.get(self.names.get(name, 0)) if name else None
         for one in self.members.values():
             if one.instance == instance and one.name == name:
@@ -149,7 +149,7 @@ class Group:
             self.names[name] = member.number
         if older is not None:
             self._replace(older, member)
-        self._learn(shapes)
+        self._learn(shapes, from_start)
         if older is None or older.topics != member.topics or self._waits() or self._holds_read():
             self.rebalance(now, patience)
         return member
@@ -197,7 +197,7 @@ class Group:
         if sum(len(shape.partitions) for shape in known.values()) > PARTITIONS_MAX:
             raise Reject("too_many_partitions", f"a consumer group reads {PARTITIONS_MAX} partitions at most")
 
-    def _learn(self, shapes: Sequence[Shape]) -> bool:
+    def _learn(self, shapes: Sequence[Shape], from_start: bool) -> bool:
         """Take topics as they are now, unless they are known as newer; return whether any changed."""
         changed = False
         for shape in shapes:
@@ -212,10 +212,15 @@ class Group:
                 self._floor = max(self._floor, part.epoch)
                 self._owner_changed(part.owner)
             for number, born in there.items():
-                part = self.parts.setdefault((shape.topic, number), Part(born, self._floor))
-                if part.born != born:
+                part = self.parts.get((shape.topic, number))
+                came = part is None or part.born != born
+                if part is None:
+                    part = self.parts[shape.topic, number] = Part(born, self._floor)
+                elif came:
                     self._owner_changed(part.owner)
                     part.become(born)
+                if came and known is not None and from_start:
+                    part.reset(0)
         if changed:
             self._index()
             for key in self._joins:
@@ -233,9 +238,10 @@ class Group:
         if owner is not None:
             owner.changed()
 
-    def learn(self, shapes: Sequence[Shape], now: int, patience: int) -> None:
-        """Take topics as they are now."""
-        if self._learn(shapes):
+    def learn(self, shapes: Sequence[Shape], now: int, patience: int, from_start: bool = False) -> None:
+        """Take topics as they are now. `from_start`: a partition that comes to a topic which it knew is read from its
+        start, wherever a member would begin with one: it has what came behind that of others."""
+        if self._learn(shapes, from_start):
             self.rebalance(now, patience)
 
     def _readable(self) -> dict[Key, str]:

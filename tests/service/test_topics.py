@@ -22,7 +22,7 @@ from logyard.client.numbering import slot_of
 from logyard.client.reading import Consumed
 from logyard.client.sync import connect_sync
 from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, Unknown
-from logyard.protocol.groups import coordinators
+from logyard.protocol.groups import coordinator_of, coordinators
 from logyard.protocol.topics import SLOTS, partition_log
 from logyard.service.cli.root import cli
 from logyard.service.embedded import EmbeddedSystem, open_system
@@ -782,6 +782,27 @@ async def test_starts(yard: EmbeddedSystem) -> None:
         yard.consume("orders", group="")
     with pytest.raises(LogyardError, match="no topic"):
         await yard.consume("nowhere", group="g").get(5)
+
+
+@pytest.mark.parametrize("start", ["latest", "error"])
+async def test_partitions_that_are_added_are_read_from_their_start_wherever_a_group_begins(
+    yard: EmbeddedSystem, start: str
+) -> None:
+    topic = yard.topic("orders")
+    await topic.create(1)
+    await yard.consumer_group("g").reset("orders", "earliest")
+    with trio.fail_after(20):
+        while (await yard.describe(coordinator_of("g")))["machine_state"]["version"] < 3:
+            await yard.pause(0.05)
+    async with yard.consume("orders", group="g", start=start, ttl=5, commit_every=0.1) as records:
+        for key in KEYS:
+            await topic.send(key, b"", b"before")
+        await taken(records, len(KEYS))
+        await topic.grow(2)
+        for key in KEYS:
+            await topic.send(key, b"", b"after")
+        got = await taken(records, len(KEYS))
+        assert {one.partition for one in got} == {0, 1} and {one.key for one in got} == set(KEYS)
 
 
 async def test_nothing_is_given_without_an_answered_sign_of_life(

@@ -60,11 +60,13 @@ class World:
         self.chance = random.Random(seed)
         self.run = Rehearsal(make or (lambda: Groups(PATIENCE, IDLE)))
         self.clients: list[Client] = []
-        self.run.step(Upgrade(2))
+        self.run.step(Upgrade(3))
         self.shape = Shape(1, "t", 1, tuple(PartitionShape(number) for number in range(self.chance.randint(1, 6))))
         # The epoch of the topic's layout.
         self.layout = 1
         self.told = self.shape
+        # Whether the group knows the topic: what comes to it from then on is read from its start.
+        self.knows = False
         # By partition: which one of its number the group knew last.
         self.ever: dict[Key, int] = {}
         self.offsets: dict[Key, int] = {}
@@ -256,8 +258,12 @@ class World:
             if key in self.before:
                 # Another one has its number, which nobody can own yet.
                 self.freed.add((key, self.before[key][3]))
+        before = {(1, one.number): one.born for one in self.told.partitions}
+        for key in born:
+            if self.knows and before.get(key) != born[key]:
+                self.offsets[key] = 0
         self.ever |= born
-        self.told = self.shape
+        self.told, self.knows = self.shape, True
 
     def _again(self) -> None:
         """An older shape comes late: it changes nothing."""
@@ -292,7 +298,7 @@ class World:
                 assert refusal.code == "group_active" and found["members"]
 
     def _forgotten(self) -> None:
-        self.offsets, self.epochs, self.before, self.asked = {}, {}, {}, {}
+        self.offsets, self.epochs, self.before, self.asked, self.knows = {}, {}, {}, {}, False
         for one in self.clients:
             self._lost(one)
 

@@ -9,7 +9,7 @@ import pytest
 
 from logyard.engine.machine import Reject
 from logyard.machines.groups import Groups, machine, state
-from logyard.machines.rehearsal import Command, Rehearsal, Step, Wait
+from logyard.machines.rehearsal import Command, Rehearsal, Step, Upgrade, Wait
 from logyard.protocol.groups import (
     Commit,
     PartitionShape,
@@ -124,6 +124,24 @@ def test_new_partitions_wait_until_what_was_before_them_is_read() -> None:
         owned = beat(run, first.member, commits).owned
         assert owned is not None and len(owned) == count
     assert beat(run, first.member).revisions == {7: 2}
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_from_version_3_on_what_comes_to_a_known_topic_is_read_from_its_start(version: int) -> None:
+    run = Rehearsal(Groups)
+    if version > 1:
+        run.step(Upgrade(version))
+    run.command(reset_command("g", [((7, 0), 5, 0)]))
+    first = join(run, 1)
+    assert [row[4] for row in described(run)["partitions"]] == [5, -1, -1, -1], "a topic that it did not know"
+    run = run.restored()
+    beat(run, first.member, [], [], [GROW])
+    assert described(run)["partitions"][4][4] == (0 if version > 2 else -1)
+    if version > 1:
+        # Another one under a number that was read.
+        again = GROW._replace(revision=3, partitions=(PartitionShape(0, "", (), 3), *GROW.partitions[1:]))
+        join(run, 2, shape=again)
+        assert described(run)["partitions"][0][4] == (0 if version > 2 else -1)
 
 
 def test_a_new_leader_gives_everybody_all_of_their_time_again() -> None:

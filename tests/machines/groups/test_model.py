@@ -84,6 +84,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "what was read to its end is read on": (Group, "_is_read", lambda self, key: False),
     "slots of others are read at once": (Group, "_passed", lambda self, key: max((0, *_epochs(self, key)))),
     "what had its number before counts": (Part, "become", _nothing),
+    "what comes later has no offset": (Part, "reset", _nothing),
     "who is asked for one that is read gives it to others": (Group, "_holds_read", lambda self: False),
 }
 
