@@ -212,11 +212,10 @@ class Group:
                 self._floor = max(self._floor, part.epoch)
                 self._owner_changed(part.owner)
             for number, born in there.items():
-                part = self.parts.get((shape.topic, number))
-                came = part is None or part.born != born
-                if part is None:
-                    part = self.parts[shape.topic, number] = Part(born, self._floor)
-                elif came:
+                came = (shape.topic, number) not in self.parts
+                part = self.parts.setdefault((shape.topic, number), Part(born, self._floor))
+                if part.born != born:
+                    came = True
                     self._owner_changed(part.owner)
                     part.become(born)
                 if came and known is not None and from_start:
