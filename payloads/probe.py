@@ -1,4 +1,5 @@
-"""Reads a whole generation, in a process that may die of it: `python -m logyard.payloads.probe DIRECTORY NUMBER`.
+"""Reads a whole generation, in a process that may die of it: `python -m logyard.payloads.probe DIRECTORY NUMBER
+MAP_BYTES`.
 
 A mapped page that cannot be read, or a damaged tree page, kills the process inside LMDB. So a generation under
 suspicion is scanned here first. Called by `store` at open, only for generations that the journal names.
@@ -20,11 +21,11 @@ _NEWER = 2
 _PASSING = 3
 
 
-def survives(path: str, number: int, timeout_s: float = 300.0) -> bool:
+def survives(path: str, number: int, map_bytes: int, timeout_s: float = 300.0) -> bool:
     """Return whether a child process can read all of a generation, as far as that can be told now: one that was ended
     from outside, took too long or found no memory says nothing against it, and who dies of it has it probed again.
     Rows that do not verify are no reason to say no: they are typed errors."""
-    command = [sys.executable, "-m", "logyard.payloads.probe", path, str(number)]
+    command = [sys.executable, "-m", "logyard.payloads.probe", path, str(number), str(map_bytes)]
     try:
         code = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s).returncode
     except (subprocess.TimeoutExpired, OSError):
@@ -35,7 +36,8 @@ def survives(path: str, number: int, timeout_s: float = 300.0) -> bool:
 def main(arguments: list[str]) -> int:
     """Return 0 when every page could be read, 1 for damage; 2 for a newer format, which is for `open` to refuse and not
     for us to judge, 3 for what is not the file's fault."""
-    generation = Generation(arguments[0], int(arguments[1]), GenerationConfig())
+    path, number, map_bytes = arguments
+    generation = Generation(path, int(number), GenerationConfig(int(map_bytes)))
     try:
         generation.open_reader()
         generation.measure()

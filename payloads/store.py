@@ -69,7 +69,7 @@ class PayloadStore:
         config: StoreConfig,
         disk: DiskDoor,
         *,
-        probe_generation: Callable[[str, int], bool] = probe.survives,
+        probe_generation: Callable[[str, int, int], bool] = probe.survives,
     ) -> None:
         self.directory = os.fspath(directory)
         self.config = config
@@ -96,7 +96,7 @@ class PayloadStore:
         aside: list[int] = []
         writer = os.path.join(self.directory, IN_USE_WRITER)
         for number in sorted({*self._journal.open(), *take_suspects(writer)}):
-            if os.path.isdir(self.catalog.path(number)) and not self._probe(self.catalog.path(number), number):
+            if not self._survives(number):
                 self.catalog.set_aside(number)
                 aside.append(number)
         self.catalog.clear_unfinished()
@@ -116,12 +116,16 @@ class PayloadStore:
         numbers. BLOCKING."""
         aside: list[int] = []
         for number in take_suspects(os.path.join(self.directory, IN_USE_WRITER)):
-            path = self.catalog.path(number)
-            if os.path.isdir(path) and not self._probe(path, number):
-                self.fail(number, GenerationFailed(path, "it killed the writer process"))
+            if not self._survives(number):
+                self.fail(number, GenerationFailed(self.catalog.path(number), "it killed the writer process"))
                 self.catalog.set_aside(number)
                 aside.append(number)
         return aside
+
+    def _survives(self, number: int) -> bool:
+        """Return whether a generation, if it is there, can be read without dying of it."""
+        path = self.catalog.path(number)
+        return not os.path.isdir(path) or self._probe(path, number, self.config.generation_bytes)
 
     def close(self) -> None:
         """Close every environment."""

@@ -1,4 +1,5 @@
-"""Verifies every row of a generation in a process of its own: `python -m logyard.payloads.verify DIRECTORY NUMBER`.
+"""Verifies every row of a generation in a process of its own: `python -m logyard.payloads.verify DIRECTORY NUMBER
+MAP_BYTES RUN...`.
 
 Unlike `probe` it looks beside a running node, for damage that nobody has met yet: a page that can't be read, or a
 damaged tree, kills this process and not the node. What ends it before it reads, or from outside, says nothing of the
@@ -30,8 +31,8 @@ READING = b"reading\n"
 DEADLY = frozenset(-number for number in (SIGABRT, SIGBUS, SIGFPE, SIGSEGV))
 """How a process ends that meets a page it can't read, or a tree that leads nowhere."""
 PASSING = (lmdb.MemoryError, lmdb.ReadersFullError, lmdb.LockError, lmdb.TlsFullError, lmdb.BadRslotError,
-           lmdb.ReadonlyError, lmdb.DiskError)  # fmt: skip
-"""Of LMDB's errors those that say nothing about a file."""
+           lmdb.ReadonlyError, lmdb.DiskError, lmdb.MapResizedError)  # fmt: skip
+"""Of LMDB's errors those that say nothing about a file. The last: it grew beyond the map of who reads it."""
 LASTING = (errno.EIO, errno.ENOENT, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO, errno.EILSEQ)
 """Of the system's those that do: those of `engine.disk.door.is_damage`, which this package, importing nothing of ours,
 can't ask."""
@@ -55,15 +56,16 @@ class Verified(NamedTuple):
         return cls([(run, uid, index) for run, uid, index in entries], reason)
 
 
-def command(path: str, number: int, runs: Iterable[int]) -> list[str]:
-    """Return the command of the process that verifies generation `number` at `path`; `runs` are those that are
-    homes."""
-    return [sys.executable, "-m", "logyard.payloads.verify", path, str(number), *map(str, sorted(runs))]
+def command(path: str, number: int, map_bytes: int, runs: Iterable[int]) -> list[str]:
+    """Return the command of the process that verifies generation `number` at `path`. `map_bytes` is its map's size, as
+    its writer has it; `runs` are those that are homes."""
+    numbers = map(str, (number, map_bytes, *sorted(runs)))
+    return [sys.executable, "-m", "logyard.payloads.verify", path, *numbers]
 
 
-def verify(path: str, number: int, runs: Iterable[int]) -> Verified:
+def verify(path: str, number: int, map_bytes: int, runs: Iterable[int]) -> Verified:
     """Read everything. Rows that do not verify are named. Raises `PayloadError` for what is not the file's fault."""
-    generation = Generation(path, number, GenerationConfig())
+    generation = Generation(path, number, GenerationConfig(map_bytes))
     try:
         generation.open_reader()
         listed = {run: generation.columns(run) for run in runs}
@@ -98,9 +100,10 @@ def is_passing(error: PayloadError) -> bool:
 def main(arguments: list[str]) -> int:
     """Return 0, whatever was found."""
     os.nice(NICE)
-    path, number, *runs = arguments
+    path, *numbers = arguments
+    number, map_bytes, *runs = map(int, numbers)
     os.write(1, READING)
-    print(json.dumps(verify(path, int(number), map(int, runs))))
+    print(json.dumps(verify(path, number, map_bytes, runs)))
     return 0
 
 

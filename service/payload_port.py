@@ -285,7 +285,8 @@ class StoreAdapter:
         """Verify a generation in a process of its own, which may die of it. Raises OSError when that could not tell."""
         store = self._store
         path = store.catalog.path(generation)
-        command = verify.command(path, generation, {home.run for _, home in store.homes_in(generation)})
+        runs = {home.run for _, home in store.homes_in(generation)}
+        command = verify.command(path, generation, store.config.generation_bytes, runs)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(part) for part in sys.path)}
         done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False, env=environment)
         if generation not in store.catalog.numbers():

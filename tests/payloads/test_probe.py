@@ -18,13 +18,13 @@ def test_who_ends_a_probe_from_outside_says_nothing_of_the_file(
     monkeypatch: pytest.MonkeyPatch, code: int, sound: bool
 ) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, code))
-    assert probe.survives("x", 1) == sound
+    assert probe.survives("x", 1, 1 << 30) == sound
 
 
 @pytest.mark.parametrize("code", [-6, -7, -8, -11])
 def test_who_dies_of_a_page_does_not_survive(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, code))
-    assert not probe.survives("x", 1)
+    assert not probe.survives("x", 1, 1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_probe_that_does_not_end_or_begin_says_nothing(monkeypatch: pytest.Mon
         raise error
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert probe.survives("x", 1)
+    assert probe.survives("x", 1, 1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_a_want_of_memory_is_not_the_files_fault(
         raise error
 
     monkeypatch.setattr(Generation, "open_reader", fails)
-    assert probe.main([str(tmp_path), "1"]) == code
+    assert probe.main([str(tmp_path), "1", str(1 << 30)]) == code

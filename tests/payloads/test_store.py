@@ -4,6 +4,8 @@ import errno
 import itertools
 import os
 import random
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logyard.payloads import checkpoints, layout
+from logyard.payloads import checkpoints, layout, verify
 from logyard.payloads.compaction import MigrateReport, choose_rewrite
 from logyard.payloads.generation import Generation
 from logyard.payloads.journal import Journal
@@ -399,7 +401,7 @@ def test_a_crash_inside_an_environment_sets_it_aside(tmp_path: Path) -> None:
     store._journal.close()
     asked: list[int] = []
 
-    def probe(path: str, number: int) -> bool:
+    def probe(path: str, number: int, map_bytes: int) -> bool:
         asked.append(number)
         return len(asked) == 1
 
@@ -430,9 +432,43 @@ def test_the_real_probe_reads_a_generation_and_refuses_a_cut_one(tmp_path: Path)
     migrate(store, Source([made(1, 1, [50_000])]))
     path = store.catalog.path(1)
     store.close()
-    assert survives(path, 1)
+    assert survives(path, 1, 8 * MIB)
     os.truncate(os.path.join(path, "data.mdb"), 30_000)
-    assert not survives(path, 1)
+    assert not survives(path, 1, 8 * MIB)
+
+
+@pytest.mark.parametrize("map_bytes", [256 << 10, 8 * MIB], ids=["a smaller map", "its map"])
+def test_a_scan_of_a_generation_that_grows_meanwhile_finds_no_damage(tmp_path: Path, map_bytes: int) -> None:
+    """Behind the end of a smaller map LMDB lets nobody begin to read."""
+    with closing(open_store(tmp_path)) as store:
+        migrate(store, Source([made(1, 1, [50_000])]))
+        code = """
+import sys
+from logyard.payloads import verify
+from logyard.payloads.generation import Generation
+measure = Generation.measure
+def later(self):
+    print("open", file=sys.stderr, flush=True)
+    sys.stdin.readline()
+    return measure(self)
+Generation.measure = later
+sys.exit(verify.main(sys.argv[1:]))
+"""
+        arguments = verify.command(store.catalog.path(1), 1, map_bytes, [1])[3:]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, env=environment
+        ) as child:
+            assert child.stderr is not None and child.stderr.readline() == b"open\n"
+            migrate(store, Source([made(1, index, [900_000]) for index in range(2, 5)]))
+            output, errors = child.communicate(b"go on\n")
+        if map_bytes == store.config.generation_bytes:
+            assert verify.Verified.of_process(child.returncode, output) == ([], "")
+        else:
+            assert b"MapResizedError" in errors
+            with pytest.raises(OSError, match="was not verified"):
+                verify.Verified.of_process(child.returncode, output)
 
 
 def test_a_clean_close_and_a_kill_outside_suspect_nothing(tmp_path: Path) -> None:
