@@ -13,28 +13,31 @@ import sys
 from logyard.protocol.errors import FormatNewer, GenerationUnfinished, PayloadError
 
 from .generation import Generation
-from .verify import DEADLY, is_passing
+from .verify import DEADLY, environment, is_passing
 from .writing import GenerationConfig
 
-_DAMAGED = 1
 _NEWER = 2
 _PASSING = 3
+_DAMAGED = 4
+"""Not 1: with that Python ends that finds no module, or can't read one."""
 
 
 def survives(path: str, number: int, map_bytes: int, timeout_s: float = 300.0) -> bool:
     """Return whether a child process can read all of a generation, as far as that can be told now: one that was ended
-    from outside, took too long or found no memory says nothing against it, and who dies of it has it probed again.
-    Rows that do not verify are no reason to say no: they are typed errors."""
+    from outside, did not get to reading, took too long or found no memory says nothing against it, and who dies of it
+    has it probed again. Rows that do not verify are no reason to say no: they are typed errors."""
     command = [sys.executable, "-m", "logyard.payloads.probe", path, str(number), str(map_bytes)]
     try:
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s).returncode
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, env=environment()
+        )
     except (subprocess.TimeoutExpired, OSError):
         return True
-    return code != _DAMAGED and code not in DEADLY
+    return done.returncode != _DAMAGED and done.returncode not in DEADLY
 
 
 def main(arguments: list[str]) -> int:
-    """Return 0 when every page could be read, 1 for damage; 2 for a newer format, which is for `open` to refuse and not
+    """Return 0 when every page could be read, 4 for damage; 2 for a newer format, which is for `open` to refuse and not
     for us to judge, 3 for what is not the file's fault."""
     path, number, map_bytes = arguments
     generation = Generation(path, int(number), GenerationConfig(int(map_bytes)))

@@ -63,6 +63,11 @@ def command(path: str, number: int, map_bytes: int, runs: Iterable[int]) -> list
     return [sys.executable, "-m", "logyard.payloads.verify", path, *numbers]
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of a process that runs our own code, wherever this process has that from."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(part) for part in sys.path)}
+
+
 def verify(path: str, number: int, map_bytes: int, runs: Iterable[int]) -> Verified:
     """Read everything. Rows that do not verify are named. Raises `PayloadError` for what is not the file's fault."""
     generation = Generation(path, number, GenerationConfig(map_bytes))

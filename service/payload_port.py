@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -287,8 +286,9 @@ class StoreAdapter:
         path = store.catalog.path(generation)
         runs = {home.run for _, home in store.homes_in(generation)}
         command = verify.command(path, generation, store.config.generation_bytes, runs)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(part) for part in sys.path)}
-        done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False, env=environment)
+        done = await trio.run_process(
+            command, capture_stdout=True, capture_stderr=True, check=False, env=verify.environment()
+        )
         if generation not in store.catalog.numbers():
             return [], ""
         found = verify.Verified.of_process(done.returncode, done.stdout)
