@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from logyard.protocol.errors import PayloadCorrupt
+
 from .catalog import Catalog
 from .ledger import Columns, Ledger, Marks
 
@@ -24,7 +26,7 @@ END = (1 << 64) - 1
 class Copies:
     """Marks and live bytes by copy."""
 
-    __slots__ = ("_catalog", "_slots_max", "_marks", "_live", "_ledgers", "_slots")
+    __slots__ = ("_catalog", "_slots_max", "_marks", "_live", "_ledgers", "_damaged", "_slots")
 
     def __init__(self, catalog: Catalog, slots_max: int) -> None:
         self._catalog = catalog
@@ -32,6 +34,8 @@ class Copies:
         self._marks: dict[Owner, Marks] = {}
         self._live: dict[int, int] = {}
         self._ledgers: OrderedDict[tuple[int, int], dict[int, Ledger]] = OrderedDict()
+        # Runs whose ledger does not verify: read once, and not in each release again.
+        self._damaged: dict[tuple[int, int], PayloadCorrupt] = {}
         self._slots = 0
 
     def live(self, generation: int) -> int:
@@ -62,7 +66,13 @@ class Copies:
         generation, run, uid = owner
         found = self._ledgers.get((generation, run))
         if found is None:
-            columns = self._catalog.get(generation).columns(run)
+            if (generation, run) in self._damaged:
+                raise self._damaged[generation, run]
+            try:
+                columns = self._catalog.get(generation).columns(run)
+            except PayloadCorrupt as error:
+                self._damaged[generation, run] = error
+                raise
             found = dict(columns.ledgers())
             self._ledgers[generation, run] = found
             self._slots += columns.slots
@@ -75,6 +85,7 @@ class Copies:
 
     def reread(self, generation: int, run: int) -> None:
         """Forget the cached sizes of a run that was written to."""
+        self._damaged.pop((generation, run), None)
         found = self._ledgers.pop((generation, run), None)
         if found is not None:
             self._slots -= sum(map(len, found.values()))
@@ -136,5 +147,5 @@ class Copies:
         for owner, _ in self.of_generation(generation):
             self.forget(owner)
         self._live.pop(generation, None)
-        for found, run in [key for key in self._ledgers if key[0] == generation]:
+        for found, run in [key for key in (*self._ledgers, *self._damaged) if key[0] == generation]:
             self.reread(found, run)

@@ -54,9 +54,10 @@ class Placement:
             self.homes.touch(uid)
 
     def mark(self, uid: int, first: Place, end: Place, only: Owner | None = None) -> dict[int, int]:
-        """Mark in every home that overlaps, or in those of one copy only."""
+        """Mark in every home that overlaps, or in those of one copy only. What dies where the sizes can't be read lives
+        on: that costs space alone."""
         freed: dict[int, int] = {}
-        touched: set[Owner] = set()
+        emptied: set[Owner] = set()
         if first >= end:
             return freed
         if only is None:
@@ -67,17 +68,19 @@ class Placement:
                 continue
             try:
                 died = self.copies.mark(owner, max(first, (home.first, 0)), min(end, (home.last + 1, 0)))
-            except (GenerationFailed, PayloadCorrupt) as error:
+                if died and self.copies.is_empty(owner):
+                    emptied.add(owner)
+            except PayloadCorrupt:
+                continue
+            except GenerationFailed as error:
                 self._fail(home.generation, error)
                 continue
             if died:
-                touched.add(owner)
+                self.homes.touch(uid)
                 freed[owner[0]] = freed.get(owner[0], 0) + died
-        for owner in touched:
-            self.homes.touch(uid)
-            if self.copies.is_empty(owner):
-                self.copies.forget(owner)
-                self.homes.cut(uid, 0, END, owner[:2])
+        for owner in emptied:
+            self.copies.forget(owner)
+            self.homes.cut(uid, 0, END, owner[:2])
         return freed
 
     def is_home(self, uid: int, first: int, last: int) -> bool:

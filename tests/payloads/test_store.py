@@ -9,6 +9,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import lmdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -565,6 +566,39 @@ def test_a_failing_generation_is_named_and_the_rest_goes_on(tmp_path: Path) -> N
     with pytest.raises(PayloadMissing):
         again.lookup(1, 1)
     again.close()
+
+
+@pytest.mark.parametrize("ledger_slots", [2_000_000, 0], ids=["sizes are kept", "sizes are read again"])
+def test_a_release_whose_sizes_can_not_be_read_costs_space_and_nothing_else(
+    tmp_path: Path, ledger_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    rotten = Source([made(1, index, [5000]) for index in range(1, 4)])
+    sound = Source([made(uid, index, [5000]) for uid in (1, 2) for index in range(4, 7)])
+    migrate(store, rotten)
+    migrate(store, sound)
+    saved = store.checkpoint()
+    path, live = store.catalog.path(1), store.live_bytes
+    store.close()
+    key = layout.own_key(layout.LEDGER, 1)
+    with lmdb.open(path, map_size=8 * MIB) as environment, environment.begin(write=True) as transaction:
+        value = bytearray(transaction.get(key) or b"")
+        value[-1] ^= 1
+        transaction.put(key, bytes(value))
+    with closing(open_store(tmp_path, ledger_slots=ledger_slots)) as again:
+        again.restore(saved)
+        assert again.mark_dead(1, (1, 0), (4, 0)) == {}
+        monkeypatch.setattr(Generation, "columns", lambda *_: pytest.fail("it is read once, not in each release"))
+        assert again.mark_dead(1, (2, 0), (3, 0)) == {} and again.live_bytes == live
+        monkeypatch.undo()
+        assert again.lost() == [] and again.suspects() == []
+        check_all(again, rotten)
+        check_all(again, sound)
+        [freed] = again.mark_dead(1, (4, 0), (7, 0)).values()
+        assert freed > 15_000 and again.live_bytes == live - freed, "another run's sizes are there"
+        again.delete_group(1)
+        again.delete_group(2)
+        assert again.dead_generations() == [1]
 
 
 def test_what_was_passed_over_as_it_failed_goes_once_nothing_is_lost(tmp_path: Path) -> None:
