@@ -149,7 +149,7 @@ class Generation:
     def _open(self, *, writable: bool, lock: bool) -> None:
         assert self._env is None, "open already"
         data = os.path.join(self.path, "data.mdb")
-        if os.path.exists(data):
+        if _is_there(data):
             check_file(data)
         elif not writable:
             if os.path.isdir(self.path) and not os.path.exists(os.path.join(self.path, "sealed")):
@@ -526,3 +526,14 @@ class Generation:
         # Looked for at last: of an older release it comes with the first bytes, maybe during the scan.
         lost = scan.places and self._own(layout.own_key(layout.BODIES)) is None
         return scan.finish("the row that says where its large bodies end" if lost else "")
+
+
+def _is_there(path: str) -> bool:
+    """Return whether a file is there; whoever opens one that can't be looked at learns why."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,13 +1,14 @@
 """Which copy is whose home, and what of it lives: homes and counters, kept in step.
 
 Invariants: what lives in a copy has its home there; a copy that is nobody's home lives not at all. What had its home in
-a generation that is gone or failing is lost, and stays so over restarts, until it is stored anew or dies. Called by
-`store`, under its lock.
+a generation that is gone or failing is lost, and stays so over restarts, until it is stored anew or dies, or until a
+generation that only could not be opened is opened again. Called by `store`, under its lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 
 from logyard.protocol.errors import GenerationFailed, PayloadCorrupt
 
@@ -15,6 +16,7 @@ from . import checkpoints
 from .catalog import Catalog
 from .copies import END, Copies, Owner, Place
 from .homes import Home, HomeTable, without
+from .ledger import Marks
 
 NOWHERE = 0
 """As a generation's number: none has it."""
@@ -24,12 +26,15 @@ class Placement:
     """Homes of all groups over the copies in all generations. `fail` is told of a generation that cannot be read.
     `lost` are lost stretches by group, as homes nowhere."""
 
-    __slots__ = ("homes", "copies", "lost", "newest", "newest_run", "_fail")
+    __slots__ = ("homes", "copies", "lost", "newest", "newest_run", "_away", "_fail")
 
     def __init__(self, catalog: Catalog, ledger_slots: int, fail: Callable[[int, Exception], None]) -> None:
         self.homes = HomeTable()
         self.copies = Copies(catalog, ledger_slots)
         self.lost: dict[int, list[Home]] = {}
+        # Of what is lost, by group, what was at home in a generation that is there and couldn't be opened: homes, and
+        # the marks of their copies. The next process may be able to.
+        self._away: dict[int, tuple[list[Home], dict[tuple[int, int], Marks]]] = {}
         self.newest = self.newest_run = 0
         self._fail = fail
 
@@ -50,6 +55,10 @@ class Placement:
             self.lost[uid] = left
         else:
             del self.lost[uid]
+        if uid in self._away:
+            homes, marks = self._away.pop(uid)
+            if homes := without(homes, first, last):
+                self._away[uid] = (homes, marks)
         if left != before:
             self.homes.touch(uid)
 
@@ -151,20 +160,50 @@ class Placement:
             return None
         owners = dict.fromkeys((home.generation, home.run) for home in homes)
         found = [(*owner, marks) for owner in owners if (marks := self.copies.marks((*owner, uid))) is not None]
-        return checkpoints.encode(uid, sorted([*homes, *lost]), found)
+        away, then = self._away.get(uid, ((), {}))
+        for home in away:
+            lost = without(lost, home.first, home.last)
+        owners = dict.fromkeys((home.generation, home.run) for home in away)
+        found += [(*owner, then[owner]) for owner in owners if owner in then]
+        # For whoever reads the row as for others there is no entry 0.
+        notes = [Home(0, 0, NOWHERE, generation) for generation in sorted({home.generation for home in away})]
+        return checkpoints.encode(uid, sorted([*homes, *lost, *away, *notes]), found)
 
-    def restore(self, saved: bytes | Iterable[tuple[bytes, bytes]], present: set[int]) -> None:
-        """Take a checkpoint; homes in generations that are not `present` are lost."""
+    def restore(
+        self, saved: bytes | Iterable[tuple[bytes, bytes]], present: Container[int], failed: Container[int]
+    ) -> None:
+        """Take a checkpoint; homes in generations that are not `present` are lost. Of those that `failed` to open the
+        next checkpoint says what this one does, less what was found or died by then."""
         rows = checkpoints.split(saved) if isinstance(saved, bytes) else saved
         poorer: list[tuple[int, Home]] = []
+        returned: list[tuple[int, list[Home]]] = []
         for key, body in rows:
             uid, homes, marks = checkpoints.decode(key, body)
-            poorer += [(uid, home) for home in homes if home.generation not in present]
-            self.homes.put(uid, [home for home in homes if home.generation in present])
+            notes = {home.run for home in homes if home.generation == NOWHERE} - {NOWHERE}
+            poorer += [(uid, home) for home in homes if home.generation not in present and home.last]
+            here = [home for home in homes if home.generation in present]
+            self.homes.put(uid, here)
+            if again := [home for home in here if home.generation in notes]:
+                returned.append((uid, again))
+            if away := [home for home in homes if home.generation in failed]:
+                self._away[uid] = (away, {(number, run): found for number, run, found in marks if number in failed})
             for generation, run, found in marks:
                 self.note(generation, run)
                 if generation in present:
                     self.copies.restore((generation, run, uid), found)
         self.homes.take_dirty()
+        for uid, again in returned:
+            self._return(uid, again)
         # The next checkpoint names the lost generations no more, but what was in them.
         self.lose(poorer)
+
+    def _return(self, uid: int, homes: Iterable[Home]) -> None:
+        """Mark, in copies that could not be opened for a while, what was found elsewhere or died in that time: what is
+        not at home there any more. As in `mark`, what can't be told lives on."""
+        self.homes.touch(uid)
+        edges: dict[Owner, int] = {}
+        for home in [*homes, *(Home(END, END, *copy) for copy in {home[2:] for home in homes})]:
+            owner = (home.generation, home.run, uid)
+            with suppress(GenerationFailed, PayloadCorrupt):
+                self.copies.mark(owner, (edges.get(owner, 0), 0), (home.first, 0))
+            edges[owner] = home.last + 1

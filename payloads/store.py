@@ -28,6 +28,7 @@ from .layout import SourceRow, StoredEntry
 from .measuring import Counts, Measured
 from .placement import Placement
 from .running import Running
+from .verify import is_passing
 from .writing import GenerationConfig, Step, quiet
 
 
@@ -89,7 +90,8 @@ class PayloadStore:
     def open(self) -> list[int]:
         """Open what is there. Generations that a process died inside of are probed; returns those set aside.
 
-        Raises `FormatNewer`, having touched nothing but the journal.
+        Raises `FormatNewer`, having touched nothing but the journal; `GenerationFailed` for what is no generation's
+        fault and lasts no longer than its cause (no rights, say).
         """
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         self._disk.sync_directory(os.path.dirname(os.path.abspath(self.directory)))
@@ -104,6 +106,8 @@ class PayloadStore:
             try:
                 statistics = self.catalog.get(number).statistics()
             except (GenerationFailed, PayloadCorrupt) as error:
+                if is_passing(error):
+                    raise
                 self.fail(number, error)
                 continue
             self._totals[number] = statistics.total
@@ -463,10 +467,12 @@ class PayloadStore:
     def restore(self, saved: bytes | Iterable[tuple[bytes, bytes]]) -> None:
         """Take a `checkpoint`, or the rows that `changes` gave. Call after `open`, then replay the marks since.
 
-        Homes whose generation is gone (dropped after that, or set aside) are in `lost`. Raises `PayloadCorrupt`."""
+        Homes whose generation is gone (dropped after that, or set aside) or failing are in `lost`. Raises
+        `PayloadCorrupt`."""
         with self._lock:
             assert not len(self._placement.homes), "restore comes first"
-            self._placement.restore(saved, set(self.catalog.numbers()) - set(self.catalog.failed()))
+            failed = self.catalog.failed()
+            self._placement.restore(saved, set(self.catalog.numbers()) - set(failed), failed)
             if not self._placement.lost:
                 self._seal_passed_over()
 

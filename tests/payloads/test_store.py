@@ -6,8 +6,10 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -599,6 +601,116 @@ def test_a_release_whose_sizes_can_not_be_read_costs_space_and_nothing_else(
         again.delete_group(1)
         again.delete_group(2)
         assert again.dead_generations() == [1]
+
+
+def not_opened(code: int) -> Callable[[str], None]:
+    """Make what refuses a generation's file for an error of the system's."""
+
+    def fails(path: str) -> None:
+        raise GenerationFailed(path, "it cannot be opened") from OSError(code, os.strerror(code))
+
+    return fails
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.ELOOP, errno.EIO])
+def test_a_generation_that_one_start_can_not_open_is_there_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(uid, index, [300, 7000]) for uid in (1, 2) for index in range(1, 9)])
+    migrate(store, source)
+    saved = store.checkpoint()
+    store.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("logyard.payloads.generation.check_file", not_opened(code))
+        if code == errno.EIO:
+            with closing(open_store(tmp_path)) as once:
+                once.restore(saved)
+                assert once.lost() == [(1, 1, 8), (2, 1, 8)] and once.homes(1) == []
+                saved = once.checkpoint()
+        else:
+            # Nobody would know what to give up.
+            with pytest.raises(GenerationFailed, match="cannot be opened"):
+                open_store(tmp_path)
+    with closing(open_store(tmp_path)) as again:
+        again.restore(saved)
+        assert again.lost() == [] and again.suspects() == []
+        check_all(again, source)
+        check_counters(again)
+
+
+def test_a_generation_that_can_not_be_looked_at_is_none_that_was_never_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those are removed."""
+    store = open_store(tmp_path)
+    source = Source([made(1, index, [7000]) for index in range(1, 4)])
+    migrate(store, source)
+    saved = store.checkpoint()
+    store.close()
+    real = os.stat
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith("data.mdb"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        open_store(tmp_path, remote_writer=True).close()
+    with closing(open_store(tmp_path)) as again:
+        again.restore(saved)
+        check_all(again, source)
+
+
+def test_what_died_or_was_found_while_a_generation_could_not_be_opened_does_not_live_there_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    source = Source([made(uid, index, [300, 7000]) for uid in (1, 2, 3) for index in range(1, 9)])
+    migrate(store, source)
+    store.mark_dead(1, (1, 0), (3, 0))
+    rows = {key: value for key, value in store.changes() if value is not None}
+    living = store.live_bytes
+    store.close()
+
+    def stored(store: PayloadStore) -> int:
+        changes = store.changes()
+        for key, value in changes:
+            rows.pop(key, None)
+            if value is not None:
+                rows[key] = value
+        return len(changes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("logyard.payloads.generation.check_file", not_opened(errno.EIO))
+        for _ in range(2):
+            with closing(open_store(tmp_path)) as once:
+                once.restore(rows.items())
+                assert once.lost() == [(1, 1, 8), (2, 1, 8), (3, 1, 8)] and stored(once) == 3
+        with closing(open_store(tmp_path)) as once:
+            once.restore(rows.items())
+            once.mark_dead(1, (5, 0), (7, 0))
+            once.delete_group(3)
+            once.lose(2, 1, 8)
+            once.found(2, 1, 2)
+            assert once.lost() == [(1, 1, 4), (1, 7, 8), (2, 3, 8)] and stored(once) == 3 and len(rows) == 2
+    source.live = {(3, index): set() for index in range(1, 9)}
+    source.live |= {(1, index): set() for index in (1, 2, 5, 6)} | {(2, index): set() for index in (1, 2)}
+    for returned in (2, 0):
+        with closing(open_store(tmp_path)) as again:
+            again.restore(rows.items())
+            assert again.lost() == [] and again.suspects() == []
+            check_all(again, source)
+            check_counters(again)
+            # Of 22 entries that lived 10 do.
+            assert abs(again.live_bytes * 22 - living * 10) < 22 * 10 * 50
+            assert stored(again) == returned, "with what lives there now"
+            assert again.homes(1) == [(1, 4, 1, 1), (7, 8, 1, 1)]
+            if not returned:
+                for uid in (1, 2):
+                    again.mark_dead(uid, (0, 0), (9, 0))
+                assert again.live_bytes == 0 and again.dead_generations() == [1]
 
 
 def test_what_was_passed_over_as_it_failed_goes_once_nothing_is_lost(tmp_path: Path) -> None:
