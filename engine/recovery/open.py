@@ -22,6 +22,7 @@ from ..log.janitor import Janitor
 from ..log.liveness_accounting import LivenessAccounting
 from ..log.location import Location, SealedFile
 from ..log.meta import MetaStore
+from ..log.meta_rows import SegmentRun
 from ..log.recovered import Recovered
 from ..log.replay_result import ReplayResult
 from ..log.ring_files import RingFiles
@@ -276,11 +277,13 @@ class Start:
         return restarted, doubted
 
     def _adopt_files(self, flushed: int, installed: Collection[int]) -> None:
-        """Take sealed WAL files that are homes for that, their shares counted anew; recycle files that are nobody's
-        home. `installed`: groups whose log starts over above an installed snapshot, as the WAL or their row says."""
+        """Take sealed WAL files that are homes for that, their shares counted anew, and note what was in those that are
+        gone; recycle files that are nobody's home. `installed`: groups whose log starts over above an installed
+        snapshot, as the WAL or their row says."""
         members, directory = self._groups.members, self._directory
         _, wal, meta, _, segments, _, location, accounting, _, _ = self._files
-        sealed = {row.id for row in meta_rows.file_rows(meta, "wal")}
+        lengths = {row.id: int(row.fields["length"]) for row in meta_rows.file_rows(meta, "wal")}
+        sealed = set(lengths)
         users: dict[int, set[int]] = {}
         for uid, member in members.items():
             for run in member.segments:
@@ -288,17 +291,21 @@ class Start:
         kept = self._kept(users)
         segments.recovered(users)
         present = dict(wal.files)
+        lengths |= present
         if meta.lost:
             # Which files are homes is not known for certain: nothing is given away, and what is there is kept as one.
             sealed |= {number for number in present if number <= flushed and segments.path(number).exists()}
-        for number in sorted(sealed & present.keys()):
-            file = SealedFile(number, present[number])
+        for number in sorted(sealed):
+            # One that is gone goes as any other of which nothing lives, with the rows that say what was lost.
+            file = SealedFile(number, lengths[number])
             location.add(file)
             if number in kept:
                 file.keep()
             for uid in list(users.get(number, ())):
                 member = members[uid]
                 for run in [run for run in member.segments if run.segment == number]:
+                    if number not in present and not self._is_put_back(member, file, run):
+                        continue
                     try:
                         accounting.book(member, file, run)
                     except (LogyardError, OSError) as error:
@@ -322,6 +329,19 @@ class Start:
             if not member.damaged:
                 # Its row may be older than the end of a home, or than the log's new start.
                 segments.shed(member)
+
+    def _is_put_back(self, member: Member, file: SealedFile, run: SegmentRun) -> bool:
+        """Return whether what lives of a run may be there again, as people put back the file that is gone: it is kept
+        as a home for groups that nobody else has. For others that is lost."""
+        placed = union((home.first, home.last) for home in self._files.store.homes(member.uid))
+        lost = list(_alive(member, run.first, run.last, placed))
+        if lost and self._repair.is_alone(member):
+            log.error("group %s: WAL file %d is gone, the only home of its payloads", member.spec.name, file.file)
+            file.keep()
+            return True
+        for first, last in lost:
+            self._groups.lose(member.uid, first, last)
+        return False
 
     def _kept(self, users: dict[int, set[int]]) -> set[int]:
         """Return the segments that have something of groups which nobody can mend, by what they say themselves; such a
@@ -363,6 +383,11 @@ def _unplaced(member: Member, first: int, homes: Iterable[HomePort]) -> Iterator
     them. Who does not say so would answer others as if they had never been."""
     last = min(member.snapshot_index, member.raft.log.memory_first - 1)
     placed = union([*((home.first, home.last) for home in homes), *((run.first, run.last) for run in member.segments)])
+    return _alive(member, first, last, placed)
+
+
+def _alive(member: Member, first: int, last: int, placed: Sequence[Range]) -> Iterator[Range]:
+    """Yield what is not dead of entries first..last, and not among those that are `placed`."""
     for lives in member.liveness.live_within((first, 0), (last + 1, 0)) if first <= last else ():
         yield from subtract([(lives.first.index, lives.end.index - (lives.end.ordinal == 0))], placed)
 

@@ -274,7 +274,7 @@ class LogRepair:
         if self.known.get(member.uid) != damaged or puts:
             self._store(member.uid, damaged, puts)
         member.explain(damaged.reason)
-        if self._is_alone(member):
+        if self.is_alone(member):
             stop(member, damaged.reason)
         else:
             log.error("group %s lost records here and is being mended: %s", member.spec.name, damaged.reason)
@@ -300,7 +300,7 @@ class LogRepair:
         self._meta_batch.meta.commit([*puts, rows.damaged(uid, damaged.pack())])
         self.known[uid] = damaged
 
-    def _is_alone(self, member: Member) -> bool:
+    def is_alone(self, member: Member) -> bool:
         """Return whether nobody else has the group: what is lost here is lost, and what is left is for people to
         judge."""
         return member.raft.configuration.nodes() <= {self._node_id}
@@ -308,13 +308,13 @@ class LogRepair:
     def is_left(self, member: Member) -> bool:
         """Return whether a group lost records at the start and nobody can mend it: all that there is of it is kept,
         also what no row names any more. One that `later` stopped lost none."""
-        return member.damaged and self._is_alone(member)
+        return member.damaged and self.is_alone(member)
 
     def later(self, member: Member, reason: str) -> bool:
         """Note damage that was met when the members had been made: this one does nothing before the node runs. Return
         whether nobody can mend it: then what is known of it, which is all that there is, is stored as ever, for a later
         start may read the rest."""
-        if self._is_alone(member):
+        if self.is_alone(member):
             log.error("group %s is stopped: %s", member.spec.name, reason)
             member.stop(reason)
             return True
@@ -353,7 +353,7 @@ class LogRepair:
         if member.raft.stopped:
             return
         reason = str(error)
-        if self._is_alone(member):
+        if self.is_alone(member):
             self._host.stop(member, reason)
             return
         log.error("group %s lost records here: %s", member.spec.name, reason)

@@ -20,7 +20,7 @@ from logyard.engine.log.record import BLOCK
 from logyard.engine.log.segment import SegmentReader
 from logyard.engine.raft.core import LEADER
 from logyard.machines.log.command import APPEND
-from logyard.protocol.errors import Corrupt, GenerationFailed, GroupStopped
+from logyard.protocol.errors import Corrupt, GenerationFailed, Gone, GroupStopped
 from logyard.protocol.frame import encode_frame
 from logyard.protocol.pending import DROP
 
@@ -477,6 +477,92 @@ async def test_a_generation_that_fails_while_running_is_refilled(tmp_path: Path)
         await until(lambda: not system.store.lost_ranges(), "refilled")
         c.partition(3)
         assert [body for _, body in await c.read(3)] == bodies
+
+
+async def homes_in_wal(c: Cluster, number: int) -> list[Path]:
+    """Have all that a node has written so far at home in WAL files, below a snapshot; return those."""
+    await stable(c, number)
+    await c.roll(number)
+    await c.nodes[number].snapshot()
+    system = c.system(number)
+    assert system.storage.location.files.keys() == {1} and c.member(number).raft.log.snapshot_index >= 8
+    await c.crash(number)
+    return [path for path in (c.path / f"node-{number}" / "wal").glob("*.wal") if int(path.stem, 16) == 1]
+
+
+async def test_a_home_that_is_gone_is_refilled(tmp_path: Path) -> None:
+    """Who does not say that it lost something answers others as if that had been released."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 8, SIZE)
+        uid = c.member(3).uid
+        (file,) = await homes_in_wal(c, 3)
+        file.unlink()
+        c.partition(3)
+        for _ in range(2):
+            await c.start(3)
+            await c.nodes[3].compact()
+            system = c.system(3)
+            assert system.store.lost(uid, 1, 8) and not system.repair.log_repair.known
+            assert not system.storage.location.files.keys() & {1}, "it is a home no more"
+            await c.crash(3)
+        c.network.heal()
+        await c.start(3)
+        refill = c.system(3).repair.refill
+        await until(lambda: not c.system(3).store.lost_ranges() and not refill.at_work, "refilled, and that is stored")
+        c.partition(3)
+        assert [body for _, body in await c.read(3)] == bodies
+        c.network.heal()
+        await c.restart(3)
+        assert not c.system(3).store.lost_ranges()
+        await check_books(c, 3, bodies)
+
+
+async def test_what_lived_in_a_home_that_is_gone_is_lost_and_nothing_else(tmp_path: Path) -> None:
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 8, SIZE)
+        uid = c.member(3).uid
+        await c.nodes[1].truncate("log", 4)
+        (file,) = await homes_in_wal(c, 3)
+        file.unlink()
+        c.partition(3)
+        await c.start(3)
+        system = c.system(3)
+        (lost,) = system.store.lost_ranges()
+        (alive,) = c.member(3).liveness.live_within((1, 0), (9, 0))
+        assert lost[:2] == (uid, alive.first.index) and alive.first.index > 1
+        c.network.heal()
+        await until(lambda: not c.system(3).store.lost_ranges(), "refilled")
+        c.partition(3)
+        assert [body for _, body in await c.read(3, 4)] == bodies[4:]
+
+
+async def test_a_home_that_is_gone_and_that_nobody_else_has_is_a_home_again_when_it_is_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.lead(1)
+        bodies = await c.fill(1, 8, SIZE)
+        (file,) = await homes_in_wal(c, 1)
+        file.rename(tmp_path / "away")
+        for _ in range(2):
+            await c.start(1)
+            await c.leader()
+            with pytest.raises(Gone):
+                await c.read(1)
+            more = await c.fill(1, 8, SIZE, tag=b"m")
+            await c.roll(1)
+            await c.nodes[1].snapshot()
+            await c.nodes[1].compact()
+            assert [body for _, body in await c.read(1, c.log(1).end - 8)] == more
+            bodies += more
+            await c.crash(1)
+        (tmp_path / "away").rename(file)
+        await c.start(1)
+        await c.leader()
+        assert [body for _, body in await c.read(1)] == bodies
+        assert not c.system(1).store.lost_ranges()
+        await c.nodes[1].compact()
+        await check_books(c, 1, bodies)
 
 
 async def test_places_of_payloads_that_are_lost_below_the_log(tmp_path: Path) -> None:
