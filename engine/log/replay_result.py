@@ -14,6 +14,9 @@ from ..entry import Entry
 from .record import FileHead
 from .wal_files import Sealed
 
+LIFE_BATCHES = 1 << 36
+"""More batches than a process writes in its life."""
+
 
 class Damage(NamedTuple):
     """Bytes that do not verify. `uid` 0: nobody knows whose they were, and every group not in `cleared` is suspect."""
@@ -126,14 +129,21 @@ class ReplayResult:
             # Suspects of this run stay suspects of the next one: their next row will point into the hole.
             self.last_batch = {uid: max(batch, newest) for uid, batch in last_batch.items()}
 
-    def look_for_last_file(self, flushed: int, cuts: Mapping[int, Cut]) -> None:
-        """Add the damage of a directory that has lived and has no file behind those up to `flushed`, which are in
-        segments: the newest file is made before the one before it gets its segment."""
+    def look_for_last_file(self, flushed: int, cuts: Mapping[int, Cut], lives: int) -> None:
+        """Add the damage of a directory that has had so many `lives` and has no file behind those up to `flushed`,
+        which are in segments: the newest file is made before the one before it gets its segment. The one that is made
+        now has a number above those, and its batches numbers above all there were: a replay passes over those that
+        rows of damaged groups speak of, and other nodes take who has fewer than it had for an older copy."""
         replayed = {sealed.file for sealed in self.sealed} | ({self.current.head.epoch} if self.current else set())
         if flushed + 1 in replayed:
             return
         text = "the file is missing, and with it what groups had written last"
         self.damage.append(Damage(0, flushed + 1, 0, text))
+        if self.current is None:
+            self.next_epoch = max(self.next_epoch, flushed + 1)
+            self.previous = (0, 0)
+            through = max((cut.through for cut in cuts.values()), default=0)
+            self.next_batch = max(self.next_batch, through + 1, lives * LIFE_BATCHES)
         # Nobody can tell which of the batches that later rows speak of were in it.
         marks = [one.mark for one in self.damage if one.uid == 0]
         first = self.first_batch

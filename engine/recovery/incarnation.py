@@ -65,9 +65,9 @@ class Incarnation:
         """Return the number of this life: one more than the last one's."""
         return self.origin.epoch
 
-    def begin(self) -> bool:
-        """Open the meta store, and begin a new epoch, which `recovered` stores; return False when it is the directory's
-        first life. What a release without proofs let anybody store is left out. BLOCKING. Raises `WrongIdentity`, and
+    def begin(self) -> int:
+        """Open the meta store, and begin a new epoch, which `recovered` stores; return how many lives the directory has
+        had. What a release without proofs let anybody store is left out. BLOCKING. Raises `WrongIdentity`, and
         `Outdated` for a directory that the others refused."""
         meta, wal = self._meta, str(self._path / "wal")
         # The log's first file is made after the first commit.
@@ -89,7 +89,7 @@ class Incarnation:
                     "what was stored of node %d was never said by it: whoever proves to be it is believed", node
                 )
         self.acquaintances.remember({node: origin for node, origin in known.items() if plausible(origin)})
-        return stored is not None
+        return epoch - 1
 
     def recovered(self, written: int) -> None:
         """Make this life durable: everything was read. It claims to have `written` so many batches, without those of

@@ -154,7 +154,7 @@ class Wal:
         """Read the files of a folder. Raises `WrongIdentity`, `OSError`."""
         epochs = wal_epochs(os.listdir(directory)) if os.path.isdir(directory) else []
         self.sizes = {epoch: os.path.getsize(os.path.join(directory, wal_name(epoch))) for epoch in epochs}
-        self.groups, self.result = replay_wal(Disk(), directory, facts.flushed, facts.damaged, facts.epoch > 0)
+        self.groups, self.result = replay_wal(Disk(), directory, facts.flushed, facts.damaged, facts.epoch)
         hard_states = {uid for uid, one in self.groups.items() if one.hard_state is not None}
         self.damaged = judge(facts.damaged, self.result, hard_states, facts.groups, facts.lost)
 
@@ -169,14 +169,14 @@ class Wal:
 
 
 def replay_wal(
-    disk: Disk, directory: str, flushed: int, known: Mapping[int, Damaged], lived: bool
+    disk: Disk, directory: str, flushed: int, known: Mapping[int, Damaged], lives: int
 ) -> tuple[dict[int, Recovered], ReplayResult]:
     """Return what the WAL says of groups, and the replay's result. `flushed`: files up to it are in segments; `known`:
-    rows of damaged groups; `lived`: it is not the directory's first life."""
+    rows of damaged groups; `lives`: how many the directory has had."""
     sink, cuts = Collector(), cuts_of(known)
     result = replay(disk, directory, sink, flushed, cuts)
-    if lived:
-        result.look_for_last_file(flushed, cuts)
+    if lives:
+        result.look_for_last_file(flushed, cuts, lives)
     return sink.groups, result
 
 

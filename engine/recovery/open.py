@@ -170,7 +170,7 @@ class Start:
         for name in ("wal", "segments"):
             disk.make_directory(str(path / name))
         directory.opened(meta.close)
-        lived = self._incarnation.begin()
+        lives = self._incarnation.begin()
         for one in manifests.mend(meta):
             log.warning("%s: %s", meta.manifests.path(one.uid), one.message)
         directory.opened(store.close)
@@ -181,7 +181,7 @@ class Start:
         flushed = next((int(row.fields["file"]) for row in meta_rows.file_rows(meta, "flushed")), 0)
         began = time.thread_time_ns()
         repair.load(self._incarnation.epoch)
-        said, result = replay_wal(disk, str(path / "wal"), flushed, repair.known, lived)
+        said, result = replay_wal(disk, str(path / "wal"), flushed, repair.known, lives)
         wal.adopt(result)
         directory.opened(wal.close)
         segments.spoil(result.spoiled)

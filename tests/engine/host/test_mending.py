@@ -907,3 +907,47 @@ async def test_a_read_before_an_anchor_whose_entry_is_damaged_is_repaired(tmp_pa
         await c.start(3)
         await c.applied()
         assert [body for _, body in await c.read(3)] == bodies
+
+
+@pytest.mark.parametrize("homes", [False, True], ids=["all files", "all but homes"])
+async def test_a_node_whose_newest_wal_file_is_gone_starts_and_is_mended(tmp_path: Path, homes: bool) -> None:
+    """Whatever it writes from then on is replayed, also where it was mended before."""
+    async with cluster(tmp_path, payload_cache_bytes=0) as c:
+        bodies = await history(c, False)
+        data = metadata(c, 3, c.member(3).raft.log.last_index - 3)
+        await c.crash(3)
+        hurt_wal(c, 3, data)
+        await c.start(3)
+        await mended(c, 3)
+        for round in range(2):
+            await c.applied()
+            await stable(c, 3)
+            await c.nodes[3].compact()
+            if homes:
+                bodies += await c.fill(await c.leader(), 1, SIZE, tag=b"h")
+                await stable(c, 3)
+                await c.roll(3)
+                # A file without payload is nobody's home.
+                await c.lead(2)
+                await c.lead(1)
+                await stable(c, 3)
+                await c.roll(3)
+            bodies += await c.fill(await c.leader(), 2, SIZE, tag=b"n")
+            await stable(c, 3)
+            kept = c.system(3).storage.location.files.keys()
+            assert bool(kept) == homes, round
+            if homes:
+                assert max(kept) + 1 < c.system(3).wal.current, "there are flushed ones between"
+            await c.crash(3)
+            for path in (c.path / "node-3" / "wal").glob("*.wal"):
+                if int(path.stem, 16) not in kept:
+                    path.unlink()
+            await c.start(3)
+            assert c.member(3).raft.mend is not None
+            await mended(c, 3)
+            bodies += await c.fill(await c.leader(), 1, SIZE, tag=b"a")
+            await stable(c, 3)
+            await c.restart(3)
+            await c.applied()
+            assert c.member(3).raft.mend is None
+        await proves(c, 3, bodies)

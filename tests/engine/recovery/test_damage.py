@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from logyard.engine.log.meta_rows import DEPARTED, KEY, StateRow, state_key
+from logyard.engine.log.record import FileHead
 from logyard.engine.log.recovered import Recovered
-from logyard.engine.log.replay_result import Damage, ReplayResult
+from logyard.engine.log.replay_result import LIFE_BATCHES, Current, Damage, ReplayResult
 from logyard.engine.raft.configuration import Configuration
 from logyard.engine.recovery.damage import MARKS_MAX, Damaged, blank, cuts_of, judge
 
@@ -43,14 +44,38 @@ def test_rows_that_are_lost_may_have_had_the_newest_term() -> None:
 
 def test_the_newest_file_of_a_directory_is_behind_those_in_segments() -> None:
     met = result()
-    met.look_for_last_file(4, {})
+    met.look_for_last_file(4, {}, 1)
     assert [(one.uid, one.file) for one in met.damage] == [(0, 5)] and met.cleared == set()
     known = cuts_of(
         {1: Damaged("", False, 8, False, seen=(met.damage[0].mark,)), 2: Damaged("", False, 8, False, seen=())}
     )
     again = result()
-    again.look_for_last_file(4, known)
+    again.look_for_last_file(4, known, 1)
     assert again.cleared == {1}
+
+
+def test_a_wal_whose_newest_file_is_gone_goes_on_above_all_numbers_that_rows_speak_of() -> None:
+    """Files up to the flushed one are recycled, and batches that a row covers are left out of a replay."""
+    far = 3 * LIFE_BATCHES
+    for through, lives, number in [
+        (20, 1, LIFE_BATCHES),
+        (20, 3, far),
+        (far, 3, far + 1),
+        (far, 4, far + LIFE_BATCHES),
+    ]:
+        known = {1: Damaged("", False, 8, True, sound=True), 2: Damaged("", False, through, True)}
+        met = ReplayResult()
+        met.begin_file(3)
+        met.follow(3, 8192, 40)
+        met.look_for_last_file(4, cuts_of(known), lives)
+        assert (met.next_epoch, met.next_batch, met.previous) == (5, number, (0, 0))
+    # A file that goes on has numbers of its own, one after the other.
+    met = ReplayResult()
+    met.begin_file(7)
+    met.continue_in(Current(FileHead(7, 0, 0, 0, 15), 8192, [], True, False))
+    met.go_on(16)
+    met.look_for_last_file(4, cuts_of(known), 3)
+    assert (met.next_epoch, met.next_batch) == (8, 16) and len(met.damage) == 1
 
 
 def test_who_begins_with_nothing_keeps_its_promises() -> None:
