@@ -116,20 +116,19 @@ class LivenessAccounting:
         self._uncounted(member, _retry_after(error))
 
     def recount(self, member: Member) -> None:
-        """Book the shares of a member that was made anew, or that are not known. Raises `Corrupt`; with `Busy` nothing
-        changed."""
+        """Book the shares of a member that was made anew, or that are not known. Raises `Corrupt` and `Busy`; then the
+        files count as they did."""
         for run in member.segments:
             if run.segment in self._files:
                 with suppress(Corrupt):
                     self._segments.reader(run.segment)
+        runs = [(file, run) for run in member.segments if (file := self._files.get(run.segment)) is not None]
+        booked = [(file, self._book(member, run)) for file, run in runs]
         for file in self._files.values():
             file.remove(member.uid)
-        for run in list(member.segments):
-            found = self._files.get(run.segment)
-            if found is not None:
-                counted = self._book(member, run)
-                if counted is not None:
-                    found.put(member.uid, counted[0])
+        for file, counted in booked:
+            if counted is not None:
+                file.put(member.uid, counted[0])
 
     def _count(self, member: Member, run: SegmentRun) -> tuple[Share, int]:
         """Return what a group still has in a sealed WAL file: entries not dead here and not migrated; and the bytes of

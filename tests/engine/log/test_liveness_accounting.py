@@ -264,6 +264,17 @@ def test_for_want_of_descriptors_a_file_counts_as_fuller_and_the_copies_still_he
     bench.check()
 
 
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_counting_that_meets_damage_leaves_the_books_as_they_are(damaged: int) -> None:
+    """A file of which nothing counts as living is given to the stock."""
+    bench = Bench()
+    bench.segments[damaged].error = MISSING
+    before = {number: (file.live, file.shares[UID]) for number, file in bench.files.items()}
+    with pytest.raises(Corrupt):
+        bench.accounting.recount(bench.member)
+    assert {number: (file.live, file.shares.get(UID)) for number, file in bench.files.items()} == before
+
+
 @pytest.mark.parametrize(("snapshot", "lost", "counted"), [(10, [(1, 10)], 0), (30, [(1, 10)], 0), (4, [(1, 4)], 6)])
 def test_places_that_the_snapshot_covers_are_lost_when_they_can_not_be_read(
     snapshot: int, lost: list[tuple[int, int]], counted: int
