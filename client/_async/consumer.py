@@ -535,7 +535,8 @@ class GroupConsumer:
             first = min(one.number for one in row.live)
             if len(row.live) < len(row.partitions) and first in self.assignment and now >= self._retire_at:
                 self._retire_at = now + RETIRE_S
-                return await topic.retire(row)
+                # Records wait meanwhile: what has no leader now is asked again by and by.
+                return await topic.retire(row, timeout=POLL_S)
         except LogyardError:
             # It goes on without that, and somebody comes by later.
             pass

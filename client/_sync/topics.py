@@ -51,7 +51,7 @@ from logyard.protocol.topics import (
     Topic as Row,
 )
 
-from ..log import FORGOTTEN, delete_partition_call, partition_call
+from ..log import FORGOTTEN, delete_partition_call, latest_call, partition_call
 from ..numbering import Numbering, Turn, producer_number, slot_of
 from ..upload import WHOLE_BYTES
 from .caller import Caller
@@ -551,15 +551,15 @@ class Topic:
 
     # How partitions go
 
-    def retire(self, row: Row | None = None, *, force: bool = False) -> Row:
+    def retire(self, row: Row | None = None, *, force: bool = False, timeout: float | None = None) -> Row:
         """Let partitions go that ended and were read: each consumer group that knows the topic has committed up to
         their ends, or they are empty; with `force` all that ended. Return the row as it is then. `row`: as it was seen
-        last."""
+        last. `timeout` (seconds): for each question whether one was read."""
         row = row or self.describe()
-        gone = [one.number for one in row.draining if force or self._is_empty(one)]
+        gone = [one.number for one in row.draining if force or self._is_empty(one, timeout)]
         left = [one for one in row.draining if one.number not in gone]
         if left:
-            gone += self._read_by_all(row, left)
+            gone += self._read_by_all(row, left, timeout)
         if gone:
             # First nobody is to begin with it; then its log goes; then its number is free.
             row = self._tell("retire", _named(row, [one for one in row.partitions if one.number in gone]))
@@ -570,16 +570,17 @@ class Topic:
             row = self._tell("drained", _named(row, retired))
         return row
 
-    def _is_empty(self, one: Partition) -> bool:
-        start, end = self.yard.log(one.log).latest()
+    def _is_empty(self, one: Partition, timeout: float | None) -> bool:
+        start, end = self.yard.run(latest_call(one.log, None, None), timeout)
         return start >= end
 
-    def _read_by_all(self, row: Row, draining: Sequence[Partition]) -> list[int]:
+    def _read_by_all(self, row: Row, draining: Sequence[Partition], timeout: float | None) -> list[int]:
         """Return the numbers of those that each group has read; none where there is no group."""
         groups: list[dict[tuple[int, int], int]] = []
         for name in coordinators():
             try:
-                reply = self.yard.machine(name).query(offsets_question(row.id), consistency="linearizable")
+                question = offsets_question(row.id)
+                reply = self.yard.machine(name).query(question, consistency="linearizable", timeout=timeout)
             except UnknownGroup:
                 # It coordinates nobody.
                 continue

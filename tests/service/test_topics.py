@@ -21,11 +21,11 @@ from logyard.client.aio import connect
 from logyard.client.numbering import slot_of
 from logyard.client.reading import Consumed
 from logyard.client.sync import connect_sync
-from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, Unknown
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, Unknown
 from logyard.protocol.groups import coordinator_of, coordinators
 from logyard.protocol.topics import SLOTS, partition_log
 from logyard.service.cli.root import cli
-from logyard.service.embedded import EmbeddedSystem, open_system
+from logyard.service.embedded import EmbeddedMachine, EmbeddedSystem, open_system
 from tests.engine.host.cluster import Cluster, cluster, until
 
 from .test_exactly_once import Doors
@@ -303,6 +303,34 @@ async def test_a_loop_whose_commits_others_wait_for_is_told_so(yard: EmbeddedSys
     async with yard.consume("orders", group="h", ttl=5, commit_every=100) as records:
         await taken(records, len(moved))
         assert await records.get(1) is None and records.trouble is None, "it commits by itself"
+
+
+async def test_a_coordinator_that_nobody_leads_does_not_keep_records_back_for_long(
+    yard: EmbeddedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "RETIRE_S", 0.1)
+    monkeypatch.setattr(consumer, "REFRESH_S", 0.1)
+    topic = yard.topic("orders")
+    await topic.create(2)
+    await topic.send_many([(key, b"", b"before") for key in KEYS])
+    waited, plain = list[float | None](), EmbeddedMachine.query
+
+    async def query(self: EmbeddedMachine, *given: Any, timeout: float | None = None, **more: Any) -> bytes:
+        if self.name not in coordinators():
+            return await plain(self, *given, timeout=timeout, **more)
+        # As when that time is over.
+        waited.append(timeout)
+        raise NotLeader.told("no leader known")
+
+    monkeypatch.setattr(EmbeddedMachine, "query", query)
+    async with yard.consume("orders", group="g", ttl=5) as records:
+        with pytest.raises(NotLeader):
+            await topic.shrink(1)
+        waited.clear()
+        with trio.fail_after(20):
+            while not waited:
+                await records.get(0.1)
+    assert waited == [consumer.POLL_S] * len(waited)
 
 
 async def test_what_nobody_has_read_stays_unless_it_is_forced(yard: EmbeddedSystem) -> None:
