@@ -155,22 +155,23 @@ class Reading:
 
 
 class Membership:
-    """The standing of a member. `member` 0: it has none. `lease`: until when it may give records, on its own clock.
-    `revision`: the newest of the topic that it was told of; `looked_up`: the newest after which the topic was looked
-    at."""
+    """The standing of a member. `member` 0: it has none. `version`: of the standing that it knows, 0: it is to be told
+    again; `newest`: of those that it was told, none older than which counts. `lease`: until when it may give records,
+    on its own clock. `revision`: the newest of the topic that it was told of; `looked_up`: the newest after which the
+    topic was looked at."""
 
-    __slots__ = ("member", "version", "lease", "readings", "revision", "looked_up")
+    __slots__ = ("member", "version", "newest", "lease", "readings", "revision", "looked_up")
 
     def __init__(self) -> None:
         self.member = 0
-        self.version = 0
+        self.version = self.newest = 0
         self.lease = 0.0
         self.readings: dict[Key, Reading] = {}
         self.revision = self.looked_up = 0
 
     def lose(self) -> None:
         """Own nothing, as no member."""
-        self.member = self.version = 0
+        self.member = self.version = self.newest = 0
         self.lease = 0.0
         self.readings = {}
 
@@ -180,16 +181,16 @@ class Membership:
 
     def become(self, member: int) -> None:
         """Be a member."""
-        self.member, self.version = member, 0
+        self.member, self.version, self.newest = member, 0, 0
 
     def take(self, standing: Standing, row: Topic) -> None:
         """Take what the coordinator answered, unless something newer is known."""
         if standing.member != self.member:
             return
         self.revision = max(self.revision, standing.revisions.get(row.id, 0))
-        if standing.owned is None or standing.version < self.version:
+        if standing.owned is None or standing.version < self.newest:
             return
-        self.version = standing.version
+        self.version = self.newest = standing.version
         there = {one.number: one for one in row.readable}
         found = {}
         for owned in standing.owned:

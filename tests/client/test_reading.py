@@ -67,3 +67,18 @@ def test_a_revision_that_nobody_knows_is_looked_for_once() -> None:
     member.know(restored, 100)
     member.take(standing(1, 50, 100), restored)
     assert member.readings[KEY].epoch == 50
+
+
+def test_an_older_standing_that_comes_late_gives_nothing_back() -> None:
+    """What was answered beside the loop waits for it, and what the loop asked itself is newer."""
+    other = Partition(8, partition_log("work", 8))
+    member = joined()
+    both = Standing(1, 1, (Owned((1, 8), 1, 0, True), Owned(KEY, 49, 0, False)), (), {1: 33})
+    member.take(both, row(33, seventh(33), other))
+    # It gave one of them up; of the other it is to be told again.
+    member.take(standing(2, 50, 35), row(33, seventh(33), other))
+    assert not member.readings and member.version == 0
+    member.take(both, row(35, seventh(35), other))
+    assert not member.readings and member.version == 0, "they are others' by now"
+    member.take(standing(2, 50, 35), row(35, seventh(35), other))
+    assert member.readings.keys() == {KEY} and member.version == 2
