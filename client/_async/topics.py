@@ -570,8 +570,8 @@ class Topic:
         return row
 
     async def _is_empty(self, one: Partition, timeout: float | None) -> bool:
-        start, end = await self.yard.run(latest_call(one.log, None, None), timeout)
-        return start >= end
+        bounds = await self.yard.run(latest_call(one.log, None, None), timeout)
+        return bounds.start >= bounds.end
 
     async def _read_by_all(self, row: Row, draining: Sequence[Partition], timeout: float | None) -> list[int]:
         """Return the numbers of those that each group has read; none where there is no group."""

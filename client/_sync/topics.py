@@ -571,8 +571,8 @@ class Topic:
         return row
 
     def _is_empty(self, one: Partition, timeout: float | None) -> bool:
-        start, end = self.yard.run(latest_call(one.log, None, None), timeout)
-        return start >= end
+        bounds = self.yard.run(latest_call(one.log, None, None), timeout)
+        return bounds.start >= bounds.end
 
     def _read_by_all(self, row: Row, draining: Sequence[Partition], timeout: float | None) -> list[int]:
         """Return the numbers of those that each group has read; none where there is no group."""
