@@ -41,7 +41,7 @@ class Rig:
         self.released: set[int] = set()
         self.file_last = 0
         log = SimpleNamespace(first_index=1, term=lambda index: 2)
-        self.member = cast(
+        self.member: Any = cast(
             Any,
             SimpleNamespace(
                 uid=UID, spec=SimpleNamespace(name="log"), slow_sends=None, last_release=9, resolves=True,
@@ -69,7 +69,8 @@ class Rig:
 
     @property
     def slow(self) -> dict[int, list[Message]] | None:
-        return cast("dict[int, list[Message]] | None", self.member.slow_sends)
+        found: dict[int, list[Message]] | None = self.member.slow_sends
+        return found
 
     def spawn(self, task: Callable[..., Any], *arguments: Any) -> None:
         self.nursery.start_soon(task, *arguments)
@@ -129,8 +130,8 @@ async def test_what_waits_for_the_disk_waits_once_and_keeps_its_order() -> None:
     ids=["two", "one above the limit", "of two files", "one above the rest"],
 )  # fmt: skip
 async def test_a_message_carries_no_more_than_its_limit_or_one_entry(room: float, file_last: int, last: int) -> None:
-    """The core knows a mean size at best of what left memory: thousands of larger entries were one message, above what a
-    frame may be, and the link was reset again and again."""
+    """The core knows a mean size at best of what left memory: thousands of larger entries were one message, above what
+    a frame may be, and the link was reset again and again."""
     rig = Rig(int(room * entry(1).size))
     rig.file_last = file_last
     rig.disk.set()
