@@ -366,7 +366,7 @@ class Network(AdminVerbs):
         say that no node has a group has to ask those that came later as well, and none that was removed: whom all
         others name no more is forgotten, if it is `unheard`."""
         before = dict(self.routes.addresses)
-        others = [address for address in self._candidates() if address not in unheard]
+        others = self.routes.others(self._candidates(), unheard)
         answers = []
         for address in others:
             deadline = self.clock() + LOCATE_S

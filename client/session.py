@@ -202,7 +202,7 @@ class Channel:
 class Routes:
     """What a client knows about the cluster: addresses of nodes, and each group's uid, leader and members."""
 
-    __slots__ = ("seeds", "addresses", "cluster", "groups", "compressed", "kinds", "asked", "named")
+    __slots__ = ("seeds", "addresses", "cluster", "groups", "compressed", "kinds", "asked", "named", "greetings")
 
     def __init__(self, servers: Iterable[str]) -> None:
         if isinstance(servers, str):
@@ -220,6 +220,8 @@ class Routes:
         self.asked = 0
         # Which nodes each server ever named: one that it names no more was removed.
         self.named: dict[int, set[int]] = {}
+        # Which node answered at an address: a seed may be another name of the one that the node has.
+        self.greetings: dict[tuple[str, int], int] = {}
 
     def greeted(self, hello: wire.Hello, address: tuple[str, int]) -> None:
         """Take note that a server introduced itself at `address`; raise `WrongIdentity` when it is of another
@@ -229,6 +231,7 @@ class Routes:
         elif self.cluster != hello.cluster:
             raise WrongIdentity(f"{address[0]}:{address[1]} belongs to cluster {hello.cluster}, not {self.cluster}")
         self.told(hello.clients, hello.node)
+        self.greetings[address] = hello.node
         self.addresses.setdefault(hello.node, address)
 
     def told(self, nodes: object, by: int = 0) -> None:
@@ -236,6 +239,13 @@ class Routes:
         for other, text in nodes.items() if isinstance(nodes, dict) else ():
             self.addresses[int(other)] = parse_address(text)
             self.named.setdefault(by, set()).add(int(other))
+
+    def others(
+        self, addresses: Iterable[tuple[str, int]], unheard: Collection[tuple[str, int]]
+    ) -> list[tuple[str, int]]:
+        """Return those addresses that are no name of a node that can't be reached."""
+        away = {node for node, address in self.addresses.items() if address in unheard}
+        return [one for one in addresses if one not in unheard and self.greetings.get(one) not in away]
 
     def left(self, answers: Iterable[Mapping[str, Any]], unheard: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
         """Forget nodes that can't be reached, and that none of these ``cluster`` answers names, although one of those
@@ -245,11 +255,11 @@ class Routes:
         for answer in answers:
             now.update(map(int, answer["nodes"]))
             before |= self.named.get(answer.get("node", 0), set())
-        gone = {node: self.addresses[node] for node in before - now if self.addresses.get(node) in unheard}
-        for node, address in gone.items():
-            del self.addresses[node]
-            self.seeds = [seed for seed in self.seeds if seed != address] or self.seeds
-        return set(gone.values())
+        gone = {node for node in before - now if self.addresses.get(node) in unheard}
+        places = {self.addresses.pop(node) for node in gone}
+        places |= {address for address, node in self.greetings.items() if node in gone}
+        self.seeds = [seed for seed in self.seeds if seed not in places] or self.seeds
+        return places
 
     def strange(self, rows: Iterable[Iterable[Any]]) -> bool:
         """Return whether a group of a ``locate`` answer is led by a node whose address is not known."""

@@ -465,7 +465,7 @@ class Yard(AdminVerbs, TopicVerbs):
         came later have to be asked as well. Whom all others name no more is forgotten, if it is `unheard`."""
         with self._lock:
             before = dict(self._routes.addresses)
-        others = [address for address in everyone if address not in unheard]
+            others = self._routes.others(everyone, unheard)
         answers = []
         for address in others:
             try:
@@ -484,7 +484,8 @@ class Yard(AdminVerbs, TopicVerbs):
         with self._lock:
             if unheard and len(answers) == len(others):
                 for address in self._routes.left(answers, unheard):
-                    self._idle.pop(address, None)
+                    for connection in self._idle.pop(address, ()):
+                        connection.close()
             return self._routes.addresses != before
 
     def _everyone(self) -> list[tuple[str, int]]:

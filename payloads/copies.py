@@ -67,11 +67,12 @@ class Copies:
         found = self._ledgers.get((generation, run))
         if found is None:
             if (generation, run) in self._damaged:
-                raise self._damaged[generation, run]
+                # As it was raised before it would keep the frames of every release.
+                raise self._damaged[generation, run].with_traceback(None)
             try:
                 columns = self._catalog.get(generation).columns(run)
             except PayloadCorrupt as error:
-                self._damaged[generation, run] = error
+                self._damaged[generation, run] = error.with_traceback(None)
                 raise
             found = dict(columns.ledgers())
             self._ledgers[generation, run] = found

@@ -512,6 +512,12 @@ class KeptUp:
         self._say(f"node {node_id} {how}; {then} (its log: {node.log_path})")
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop a command: also a terminal's that goes away, but under nohup."""
+    more = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGINT, *more]
+
+
 class StopSignal:
     """Wait on the main thread for one of these signals. Not a `threading.Event`: a handler that finds the main thread
     inside the event's lock waits for itself for ever, and `SimpleQueue.put` may be entered again.

@@ -30,6 +30,11 @@ class File(Protocol):
         """Uids of the groups that have something in it."""
         ...
 
+    @property
+    def kept(self) -> bool:
+        """Whether it stays for people to judge: it may be damaged, or gone."""
+        ...
+
 
 class Reader(Protocol):
     """What locates payloads."""
@@ -99,7 +104,7 @@ class PayloadFlush:
 
     def _find(self, member: Member) -> tuple[list[SourceEntry], set[int]]:
         """Find what lives of a member in WAL files, and in which; nothing if it is more than `bytes_max`, lies among
-        what was migrated, or is not all committed."""
+        what was migrated or in a file that is kept, or is not all committed."""
         if member.raft.commit < member.raft.log.last_index:
             # It came while the group waited for its turn: another leader may overwrite it, and the group stays awake.
             return [], set()
@@ -116,7 +121,9 @@ class PayloadFlush:
             units = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(entry.data)]
             live = member.liveness.live_units(entry.index, units)
             size += entry.body_bytes
-            if live and (entry.index <= above or not entry.file or size > self._bytes_max):
+            file = self._files.get(entry.file)
+            stays = not entry.file or (file is not None and file.kept)
+            if live and (entry.index <= above or stays or size > self._bytes_max):
                 return [], set()
             if live:
                 files.add(entry.file)

@@ -308,6 +308,10 @@ class Start:
                         continue
                     try:
                         accounting.book(member, file, run)
+                        if number not in present and uid in file.shares:
+                            said = "group %s: WAL file %d is gone, the only home of its payloads"
+                            log.error(said, member.spec.name, number)
+                            file.keep()
                     except (LogyardError, OSError) as error:
                         if isinstance(error, Busy) or is_short(error):
                             raise
@@ -331,13 +335,11 @@ class Start:
                 segments.shed(member)
 
     def _is_put_back(self, member: Member, file: SealedFile, run: SegmentRun) -> bool:
-        """Return whether what lives of a run may be there again, as people put back the file that is gone: it is kept
-        as a home for groups that nobody else has. For others that is lost."""
+        """Return whether what lives of a run may be there again, as people put back the file that is gone: for groups
+        that nobody else has it stays a home. For others that is lost."""
         placed = union((home.first, home.last) for home in self._files.store.homes(member.uid))
         lost = list(_alive(member, run.first, run.last, placed))
         if lost and self._repair.is_alone(member):
-            log.error("group %s: WAL file %d is gone, the only home of its payloads", member.spec.name, file.file)
-            file.keep()
             return True
         for first, last in lost:
             self._groups.lose(member.uid, first, last)

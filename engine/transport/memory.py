@@ -17,7 +17,7 @@ import trio
 from logyard.protocol.errors import LogyardError, Outdated
 
 from ..identity import Acquaintances, Origin, Vitals
-from ..raft.messages import BEHIND_EACH_OTHER, Message
+from ..raft.messages import BEHIND_EACH_OTHER, LEADER_GONE, Message
 from ..types import Buffer
 from .codec import decode_messages, encode_messages
 from .config import TransportConfig
@@ -106,6 +106,8 @@ class MemoryPeers:
         for message in messages:
             lane = BULK if message.kind in BEHIND_EACH_OTHER else CONTROL
             boxes.setdefault((message.to, lane), []).append(message)
+            if message.kind == LEADER_GONE:
+                boxes.setdefault((message.to, CONTROL), []).append(message)
         for (node, lane), box in boxes.items():
             limit = self.config.frame_bytes if lane else self.config.control_frame_bytes
             for frame in encode_messages(box, limit):

@@ -204,9 +204,9 @@ class Peers:
     def send(self, messages: Sequence[Message]) -> None:
         """Send a turn's messages of all groups; never waits. Call it once a turn.
 
-        Appends, empty ones too, take the bulk lane, so that they keep their order, and a leader's farewell its place
-        behind them; all else the control lane. Messages to unknown peers and to a link without room are dropped: an
-        `on_link_up` will follow.
+        Appends, empty ones too, take the bulk lane, so that they keep their order; all else the control lane. A
+        leader's farewell takes both: it is the last word on each. Messages to unknown peers and to a link without room
+        are dropped: an `on_link_up` will follow.
         """
         boxes: dict[int, list[Message]] = {}
         for message in messages:
@@ -216,6 +216,8 @@ class Peers:
                 boxes[key] = [message]
             else:
                 box.append(message)
+            if message.kind == LEADER_GONE:
+                boxes.setdefault(message.to * 2 + CONTROL, []).append(message)
         config = self.config
         frames: list[list[Buffer]] = []
         encoded: list[Message] = []

@@ -264,6 +264,8 @@ class Verbs(click.Group):
                     click.echo(_text({**failure("bad_request", found.format_message()), **fields}))
                 elif isinstance(found, (KeyboardInterrupt, Terminated, click.Abort)):
                     click.echo(_text({**INTERRUPTED, **fields}))
+            elif text and isinstance(found, (click.ClickException, KeyboardInterrupt, Terminated, click.Abort)):
+                click.echo(text, err=True)
             if isinstance(found, (click.ClickException, click.exceptions.Exit, click.Abort)):
                 raise found from None
             if isinstance(found, (KeyboardInterrupt, GeneratorExit)):

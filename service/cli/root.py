@@ -128,11 +128,11 @@ def up(nodes: int, directory: Path, port: int, tls: bool, catalog: bool, restart
     Example:
       logyard up --nodes 3 --dir ./yard
     """
-    from ..local_cluster import LOOK_S, KeptUp, LocalCluster, StopSignal
+    from ..local_cluster import LOOK_S, KeptUp, LocalCluster, StopSignal, stop_signals
 
     directory.mkdir(parents=True, exist_ok=True)
     # Made before the nodes start, so that a Ctrl-C during the start stops them in order too.
-    stopping = StopSignal(signal.SIGINT, signal.SIGTERM)
+    stopping = StopSignal(*stop_signals())
     with LocalCluster(directory, nodes, first_port=port, tls=tls, catalog=catalog) as cluster:
         cluster.start()
         for node in cluster.nodes.values():

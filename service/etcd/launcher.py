@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from logyard.service.local_cluster import (
     format_config,
     free_ports,
     probe_listening,
+    stop_signals,
 )
 
 from .cluster import MEMBERS
@@ -319,7 +319,7 @@ async def _serve(flags: Flags, servers: Sequence[str], stop: Stop) -> None:
 
 
 async def _stop_on_signal(stop: Stop, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(*stop_signals()) as signals:
         task_status.started()
         async for _ in signals:
             stop.ask()

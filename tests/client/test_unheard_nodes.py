@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ class Net(Network):
         super().__init__(["a:1"], nobody, timeout=5.0, retry=True, window_bytes=1 << 20)
         self.routes.told(OLD)
         self.there = there
-        self.down = ""
+        self.down: Collection[str] = ""
         self.asked: list[str] = []
 
     async def _locate(self, address: tuple[str, int], names: list[str]) -> list[Any] | None:
@@ -97,7 +98,7 @@ class Blocking(Yard):
         self._routes, self._idle, self._away, self._pid = Routes(["a:1"]), {}, set(), HERE.pid
         self._routes.told(OLD)
         self.there = there
-        self.down = ""
+        self.down: Collection[str] = ""
         self.asked: list[str] = []
 
     def _take(self, address: tuple[str, int], deadline: float) -> Any:
@@ -182,6 +183,28 @@ def test_nor_does_it_name_that_when_it_is_asked_for_the_nodes() -> None:
     assert yard.nodes() == [1, 2, 3] and not yard.asked
     yard._away.add(("c", 1))
     assert yard.nodes() == [1, 2]
+
+
+def test_it_is_forgotten_under_the_name_that_a_seed_has_for_it() -> None:
+    yard, retry = Blocking(LEFT), Retry(time.monotonic() + 9, random.Random(1), False)
+    yard._routes.seeds = [("a", 1), ("localhost-c", 1)]
+    yard._routes.greeted(cast(Any, SimpleNamespace(cluster=None, clients=OLD, node=3)), ("localhost-c", 1))
+    yard.down = ("c", "localhost-c")
+    yard._away.add(("c", 1))
+    assert yard.nodes() == [1, 2] and yard._routes.seeds == [("a", 1)]
+    with pytest.raises(UnknownGroup):
+        yard._leader("log", retry)
+
+
+async def test_also_by_the_other_clients() -> None:
+    net = Net(LEFT)
+    net.routes.seeds += [("b", 1), ("localhost-c", 1)]
+    net.routes.greeted(cast(Any, SimpleNamespace(cluster=None, clients=OLD, node=3)), ("localhost-c", 1))
+    net.down = ("c", "localhost-c")
+    wanted = net._want("log")
+    for _ in range(3):
+        await net._locate_round()
+    assert isinstance(wanted.error, UnknownGroup) and ("localhost-c", 1) not in net.routes.seeds
 
 
 async def test_groups_without_a_leader_do_not_keep_others_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:

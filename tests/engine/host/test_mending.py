@@ -565,6 +565,23 @@ async def test_a_home_that_is_gone_and_that_nobody_else_has_is_a_home_again_when
         await check_books(c, 1, bodies)
 
 
+async def test_a_home_that_is_gone_is_not_kept_for_who_has_nothing_in_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A group whose entries there have no payload, and that nobody else has, kept it for good."""
+    async with cluster(tmp_path, 1, payload_cache_bytes=0) as c:
+        await c.create("other")
+        await c.lead(1)
+        await c.lead(1, "other")
+        await c.fill(1, 8, SIZE)
+        (file,) = await homes_in_wal(c, 1)
+        file.unlink()
+        await c.start(1)
+        (home,) = c.system(1).storage.location.files.values()
+        assert home.kept and home.shares.keys() == {c.member(1).uid}
+        assert "group log: WAL file" in caplog.text and "group other: WAL file" not in caplog.text
+
+
 async def test_places_of_payloads_that_are_lost_below_the_log(tmp_path: Path) -> None:
     """The segment is needed only to find payloads: the group goes on, and they come from the others."""
     async with cluster(tmp_path, payload_cache_bytes=0) as c:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import trio
 
 from logyard.engine.entry import verify_bodies
-from logyard.engine.raft.messages import APPEND, LEADER_GONE, Message
+from logyard.engine.raft.messages import APPEND, LEADER_GONE, READ, Message
 from logyard.engine.transport import frame
 from logyard.engine.transport.config import TransportConfig
 from logyard.engine.transport.frame import BULK, CONTROL, Hello
@@ -286,8 +286,9 @@ async def test_a_farewell_comes_behind_the_appends_and_never_gets_lost_alone() -
         farewell = Message(LEADER_GONE, 5, 2, 1, 1)
         a.peers.send([append(2, 5, [make_entry(5, number, [bytes(60_000)])]) for number in range(10, 20)])
         a.peers.send([farewell])
-        await b.until(lambda: len(b.recorder.messages) == 11)
-        assert [m.kind for _, m in b.recorder.messages] == [APPEND] * 10 + [LEADER_GONE] and not b.recorder.downs
+        await b.until(lambda: len(b.recorder.messages) == 12)
+        kinds = [m.kind for _, m in b.recorder.messages]
+        assert kinds.count(APPEND) == 10 and kinds[-1] == LEADER_GONE and not b.recorder.downs
         entry = make_entry(5, 20, [bytes(900_000)])
         for _ in range(30):
             a.peers.send([append(2, 5, [entry])])
@@ -295,6 +296,17 @@ async def test_a_farewell_comes_behind_the_appends_and_never_gets_lost_alone() -
         # Only who trusts can ask whether that is right: it has to see that something is lost.
         a.peers.send([farewell])
         await b.until(lambda: b.recorder.downs == [1] and b.recorder.ups == [1, 1])
+
+
+async def test_a_farewell_is_the_last_word_on_both_lanes() -> None:
+    """Where it overtook a READ, that passed for word of a leader that was none as well."""
+    a, b = Node(1), Node(2)
+    async with cluster(a, b):
+        for uid in range(1, 21):
+            a.peers.send([Message(READ, uid, 2, 1, 1, context=4), Message(LEADER_GONE, uid, 2, 1, 1)])
+        await b.until(lambda: len(b.recorder.messages) == 60)
+        for uid in range(1, 21):
+            assert [m.kind for _, m in b.recorder.messages if m.uid == uid][-1] == LEADER_GONE
 
 
 async def test_what_the_handler_refuses_costs_its_connection() -> None:

@@ -448,9 +448,9 @@ def test_a_signal_is_taken_at_any_moment() -> None:
 
 
 def test_ctrl_c_stops_up_cleanly_and_its_directory_starts_again(tmp_path: Path) -> None:
-    for _ in range(2):
+    for number in (signal.SIGINT, signal.SIGHUP):
         process, pids = start_up(tmp_path, 2)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         output, _ = process.communicate(timeout=30)
         assert process.returncode == 0
         fields = json.loads(output.splitlines()[-1])

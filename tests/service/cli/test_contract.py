@@ -254,6 +254,8 @@ def test_what_was_done_before_an_error_is_said_beside_it(
     found = tried(KeyboardInterrupt(), "--json")
     shown = json.loads(found.stdout.splitlines()[-1])
     assert shown.pop("error")["code"] == "interrupted" and shown == {"ok": False, **fields}
+    for ends in (KeyboardInterrupt(), click.UsageError("a record with --key has up to 1 MiB")):
+        assert said in tried(ends).stderr
 
 
 def test_a_line_without_a_key_says_what_was_sent_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

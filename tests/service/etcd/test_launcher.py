@@ -127,7 +127,7 @@ def said(directory: Path, text: str, process: subprocess.Popen[bytes]) -> str:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_before_it_serves_ends_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
     """A service manager stops a gateway whose cluster is not there: trio said that strange things would happen."""
     with socket.create_server(("127.0.0.1", 0)) as held:
