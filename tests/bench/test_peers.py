@@ -102,6 +102,8 @@ def test_a_rival_ends_with_who_started_it(tmp_path: Path, number: int) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, restore_signals=True) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
+        # What it is started by asks for its end with this process first.
+        reach("the rival", lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", 10.0)
         process.send_signal(number)
         process.wait(15)
         reach("the rival's end", lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in status_of(pid), 10.0)
