@@ -6,7 +6,7 @@ Invariant: nothing of a file is believed before all of it matched its digest. Us
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,19 +16,26 @@ import xxhash
 from logyard.engine.entry import COMMANDS, frames_of, units_of
 from logyard.engine.host.forks import DIRECTORY, MAGIC, SUFFIX
 from logyard.protocol.errors import Corrupt, LogyardError
-from logyard.protocol.frame import ABSENT, LARGE, MARK, table_of
+from logyard.protocol.frame import ABSENT, BINDS, LARGE, MARK, PIECE, table_of
 
 
 class ForkRecord(NamedTuple):
-    """One record of an entry. `body`: None where it has none, or it was released; `encoded`: its client compressed it,
+    """One record of an entry. `parts`: its payload's bytes, one after the other; none where it has no payload, or that
+    was released. `missing`: bytes of one that came in pieces which are not there. `encoded`: its client compressed it,
     and its head begins with the envelope."""
 
     index: int  # type: ignore[assignment]  # tuple.index is not missed
     ordinal: int
     command: bytes
     head: bytes
-    body: bytes | None
+    parts: tuple[bytes, ...] | None
+    missing: int
     encoded: bool
+
+    @property
+    def body(self) -> bytes | None:
+        """The payload as a whole."""
+        return None if self.parts is None else b"".join(self.parts)
 
 
 def fork_files(data: Path) -> list[Path]:
@@ -69,8 +76,19 @@ def read_fork(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return values[0], values[1:-1]
 
 
-def records_of(entry: dict[str, Any]) -> Iterator[ForkRecord]:
-    """Yield the records of one entry, in order."""
+Pieces = dict[tuple[int, int], dict[int, bytes]]
+"""By session and upload, by byte offset: pieces of payloads that no record has bound yet."""
+
+
+def records_in(entries: Iterable[dict[str, Any]]) -> Iterator[ForkRecord]:
+    """Yield the records of a file's entries, in order. Pieces of a payload are no records of their own: they are the
+    payload of the one that binds them, and nobody's where none does."""
+    pieces: Pieces = {}
+    for entry in entries:
+        yield from _records_of(entry, pieces)
+
+
+def _records_of(entry: dict[str, Any], pieces: Pieces) -> Iterator[ForkRecord]:
     if entry["kind"] != COMMANDS:
         return
     units, bodies = units_of(entry["data"]), entry["units"]
@@ -84,6 +102,7 @@ def records_of(entry: dict[str, Any]) -> Iterator[ForkRecord]:
         at = 8 * frame.records
         small = at + sum(length & ~MARK for length in table[::2])
         commands = frame.split_commands()
+        upload = (frame.session, frame.upload)
         for number in range(frame.records):
             head_bytes, body_bytes = table[2 * number] & ~MARK, table[2 * number + 1]
             ordinal = frame.first + number
@@ -93,6 +112,18 @@ def records_of(entry: dict[str, Any]) -> Iterator[ForkRecord]:
             elif body_bytes != ABSENT:
                 body = pack[small : small + body_bytes]
                 small += body_bytes
-            encoded = bool(table[2 * number] & MARK)
-            yield ForkRecord(entry["index"], ordinal, commands[number], pack[at : at + head_bytes], body, encoded)
+            if frame.flags & PIECE:
+                # One without bytes gives the upload up.
+                if body_bytes == ABSENT:
+                    pieces.pop(upload, None)
+                elif body is not None:
+                    pieces.setdefault(upload, {})[frame.extent] = body
+                continue
+            parts, missing = None if body is None else (body,), 0
+            if frame.flags & BINDS:
+                found = pieces.pop(upload, {})
+                parts = tuple(found[offset] for offset in sorted(found)) or None
+                missing = frame.extent - sum(map(len, parts or ()))
+            head, encoded = pack[at : at + head_bytes], bool(table[2 * number] & MARK)
+            yield ForkRecord(entry["index"], ordinal, commands[number], head, parts, missing, encoded)
             at += head_bytes

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,9 +24,10 @@ import trio
 import xxhash
 
 from logyard.protocol.errors import Gone, LogyardError, NoSpace
+from logyard.protocol.frame import BINDS, PIECE
 
 from ..disk.door import Disk
-from ..entry import Entry, units_of
+from ..entry import COMMANDS, Entry, frames_of, units_of
 from ..replica.member import Member
 from ..replica.reader import Located, Wanted
 from ..types import FORCED_TERMS, Buffer
@@ -38,6 +39,8 @@ SUFFIX = ".fork"
 TERMS_MAX = 1024
 """Terms that are told: what lies below them is not known to be another lineage's."""
 MAGIC = b"LYFORK1\n"
+Upload = tuple[int, int]
+"""(session, number) of a payload that comes in pieces."""
 Lineage = Sequence[Sequence[int]]
 """(first index, term), rising, of what a member of the group has applied; the first one may be a snapshot's."""
 
@@ -156,24 +159,42 @@ class Forks:
         return path
 
     async def _entries(self, member: Member, first: int, lineage: Lineage) -> AsyncIterator[dict[str, Any]]:
-        """Yield what is left of each entry that the lineage has not: below a snapshot those with payload, above it
-        all."""
+        """Yield what is left of each entry that the lineage has not, and of those with pieces of what such entries
+        bind: the lineage lets these go."""
+        bound: set[Upload] = set()
+        for *_, data, _ in self._theirs(member, first, lineage):
+            bound |= _uploads(data, BINDS)
+        located: Located | None
+        for located in self._reader.payload_entries(member, 1, first - 1) if bound else ():
+            if bound & _uploads(located.data, PIECE):
+                yield await self._entry(member, located.index, located.term, located.data, located)
+        for index, term, data, located in self._theirs(member, first, lineage, bound):
+            yield await self._entry(member, index, term, data, located)
+
+    def _theirs(
+        self, member: Member, first: int, lineage: Lineage, bound: Collection[Upload] = ()
+    ) -> Iterator[tuple[int, int, bytes, Located | None]]:
+        """Yield (index, term, data, place) of each entry from `first` on that the lineage has not, or with a piece of
+        what is `bound`: below a snapshot those with payload, above it all."""
         raft, reader = member.raft, self._reader
         index = first
+
+        def wanted(index: int, term: int, data: bytes) -> bool:
+            return term != _term_at(lineage, index) or not _uploads(data, PIECE).isdisjoint(bound)
+
         while index <= raft.log.last_index:
             if index <= raft.log.snapshot_index:
                 stop = raft.log.snapshot_index
                 for located in reader.payload_entries(member, index, stop):
-                    if located.term != _term_at(lineage, located.index):
-                        yield await self._entry(member, located.index, located.term, located.data, located)
+                    if wanted(located.index, located.term, located.data):
+                        yield located.index, located.term, located.data, located
                 index = stop + 1
                 continue
             for entry in reader.log_entries(member, index, raft.log.last_index, 1 << 20):
                 index = entry.index + 1
-                if entry.term == _term_at(lineage, entry.index):
-                    continue
-                found = [one for one in reader.payload_entries(member, entry.index, entry.index) if entry.body_bytes]
-                yield await self._entry(member, entry.index, entry.term, entry.data, found[0] if found else None)
+                if wanted(entry.index, entry.term, entry.data):
+                    places = reader.payload_entries(member, entry.index, entry.index) if entry.body_bytes else iter(())
+                    yield entry.index, entry.term, entry.data, next(places, None)
 
     async def _entry(
         self, member: Member, index: int, term: int, data: bytes, located: Located | None
@@ -191,6 +212,12 @@ class Forks:
                     pass
             bodies.append(body)
         return {"index": index, "term": term, "kind": data[0], "data": bytes(data), "units": bodies}
+
+
+def _uploads(data: bytes, flag: int) -> set[Upload]:
+    """Return the uploads that frames of an entry with this flag are of."""
+    frames = frames_of(data) if data[0] == COMMANDS else ()
+    return {(frame.session, frame.upload) for frame in frames if frame.flags & flag}
 
 
 def why_it_stays(error: LogyardError | OSError) -> str:

@@ -372,7 +372,10 @@ class Peers:
         """Compare a peer's epoch and directory with what is known. Raises `Outdated` for one that went back, which a
         late word of a process that was replaced looks like, and `WrongIdentity`. What was said without a proof is kept
         no longer than until the peer proves itself, and is not stored."""
-        node, peer = theirs.node, self._peers[theirs.node]
+        node, peer = theirs.node, self._peers.get(theirs.node)
+        if peer is None:
+            # It was removed while it answered.
+            raise WrongIdentity(no_peer(node, self.node_id))
         first_proof = theirs.proved and not peer.proved
         if peer.proved and not theirs.proved:
             raise WrongIdentity(f"node {node} has proved itself before: who does not is somebody else")

@@ -9,6 +9,7 @@ maps (paths relative to DIR) to leave alone. Called by `service.check.run.check_
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -107,10 +108,13 @@ def check_forks(directory: Path, report: Report) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write one JSON object a line: progress, the map being read, and at last the report or the error that ended it."""
+    """Write one JSON object a line: progress, the map being read, and at last the report or the error that ended it.
+    What a machine of one's own prints goes to standard error."""
+    words = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
 
     def tell(line: dict[str, Any]) -> None:
-        print(json.dumps(line), flush=True)
+        print(json.dumps(line), file=words)
 
     directory, machines, *skip = arguments
     try:

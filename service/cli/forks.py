@@ -42,7 +42,7 @@ def list_(directory: Path, output: Output) -> None:
     from logyard.pipeline.directory.places import data_directories
     from logyard.protocol.errors import Corrupt
 
-    from ..fork_files import fork_files, read_fork, records_of
+    from ..fork_files import fork_files, read_fork, records_in
 
     found: list[dict[str, Any]] = []
     damaged: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ def list_(directory: Path, output: Output) -> None:
                 damaged.append({"file": str(path), "offset": error.details["offset"]})
                 output.say(f"{path}  DAMAGED at byte {error.details['offset']}: nothing of it is certain")
                 continue
-            records = sum(1 for entry in entries for _ in records_of(entry))
+            records = sum(1 for _ in records_in(entries))
             row = {key: head[key] for key in ("name", "uid", "machine", "node", "first", "last", "commit")}
             row = {"file": str(path), **row, "uid": f"{head['uid']:016x}", "records": records}
             row["bytes"] = path.stat().st_size
@@ -78,27 +78,30 @@ def export(file: Path, directory: Path, output: Output) -> None:
     Example:
       logyard forks export ./yard/node-2/data/forks/9d0c...-17-40.fork ./orders-fork
     """
-    from ..fork_files import read_fork, records_of
+    from ..fork_files import read_fork, records_in
 
     if directory.exists() and any(directory.iterdir()):
         raise click.BadParameter(f"{directory} is not empty", param_hint="DIR")
     head, entries = read_fork(file)
     directory.mkdir(parents=True, exist_ok=True)
     count = payloads = 0
+    terms = {entry["index"]: entry["term"] for entry in entries}
     with (directory / "records.jsonl").open("w", encoding="utf-8") as lines:
-        for entry in entries:
-            for record in records_of(entry):
-                row: dict[str, Any] = {"index": record.index, "term": entry["term"], "ordinal": record.ordinal}
-                row["command"] = base64.b64encode(record.command).decode()
-                row["metadata"] = base64.b64encode(record.head).decode()
-                row["committed"] = record.index <= head["commit"]
-                row["encoded"] = record.encoded
-                if record.body is not None:
-                    row["payload"] = f"{record.index}-{record.ordinal}.payload"
-                    (directory / row["payload"]).write_bytes(record.body)
-                    payloads += 1
-                lines.write(json.dumps(row) + "\n")
-                count += 1
+        for record in records_in(entries):
+            row: dict[str, Any] = {"index": record.index, "term": terms[record.index], "ordinal": record.ordinal}
+            row["command"] = base64.b64encode(record.command).decode()
+            row["metadata"] = base64.b64encode(record.head).decode()
+            row["committed"] = record.index <= head["commit"]
+            row["encoded"] = record.encoded
+            if record.parts is not None:
+                row["payload"] = f"{record.index}-{record.ordinal}.payload"
+                with (directory / row["payload"]).open("wb") as payload:
+                    payload.writelines(record.parts)
+                payloads += 1
+            if record.missing:
+                row["missing_bytes"] = record.missing
+            lines.write(json.dumps(row) + "\n")
+            count += 1
     fields = {"ok": True, "log": head["name"], "records": count, "payloads": payloads, "directory": str(directory)}
     output.result(fields, f"{count} records of {head['name']} in {directory}")
 

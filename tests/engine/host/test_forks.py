@@ -6,22 +6,26 @@ import base64
 import errno
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from logyard.client.upload import Upload
 from logyard.engine.disk.door import Disk
+from logyard.engine.entry import build_commands
 from logyard.engine.host import forks
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.member import STOPPED
 from logyard.pipeline.directory.report import Report
 from logyard.service.check.process import check_forks
 from logyard.service.cli.root import cli
-from logyard.service.fork_files import fork_files, read_fork, records_of
+from logyard.service.fork_files import fork_files, read_fork, records_in
 
 from .cluster import KIB, Cluster, cluster, until
+from .test_uploads import SIZE, begin, bind, insist, piece
 
 
 async def went_on_alone(c: Cluster, packed: bool = False) -> list[bytes]:
@@ -67,7 +71,7 @@ async def test_what_a_majority_acknowledged_is_kept_before_its_members_leave(
             (file,) = fork_files(tmp_path / f"node-{number}")
             head, entries = read_fork(file)
             assert (head["name"], head["node"], head["uid"]) == ("log", number, c.member(1).uid)
-            found = [record for entry in entries for record in records_of(entry)]
+            found = list(records_in(entries))
             kept = [record.body for record in found if record.head == b"head"]
             assert kept == bodies
             command_line(tmp_path / f"node-{number}", file, tmp_path / f"out-{number}", bodies)
@@ -75,6 +79,65 @@ async def test_what_a_majority_acknowledged_is_kept_before_its_members_leave(
         await c.nodes[1].change_membership("log", [("add_promotable", 2), ("add_promotable", 3)])
         await until(lambda: c.member(1).raft.configuration.voters == (1, 2, 3))
         assert c.system(1).host.replica_gc.forked == 0
+
+
+def entries_of(frames: list[list[Any]]) -> list[dict[str, Any]]:
+    """What a fork's file has of entries of one frame each."""
+    entries = []
+    for index, parts in enumerate(frames, 1):
+        entry = build_commands(5, index, 1, 0, [memoryview(b"".join(parts))])
+        units = [bytes(body) for body in entry.bodies or ()]
+        entries.append({"index": index, "term": 1, "kind": entry.kind, "data": entry.data, "units": units})
+    return entries
+
+
+def test_a_payload_in_pieces_is_one_record_with_all_its_bytes() -> None:
+    one, other, lost = (Upload("log", b"head %d" % number, random.Random(number)) for number in (1, 2, 3))
+    frames: list[list[Any]] = []
+    for upload, body in ((one, b"a" * 5000), (other, b"x" * 100), (lost, b"y"), (one, b"b" * 70)):
+        frames.append(upload.piece(body))
+        upload.done()
+    entries = entries_of([*frames, other.bind(), one.bind(), lost.bind()])
+    del entries[2]
+    found = [(record.head, record.body, record.missing) for record in records_in(entries)]
+    assert found == [
+        (b"head 2", b"x" * 100, 0), (b"head 1", b"a" * 5000 + b"b" * 70, 0), (b"head 3", None, 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_pieces_from_before_the_split_are_kept_with_the_record_that_binds_them(
+    tmp_path: Path, packed: bool
+) -> None:
+    """Where the upload was under way when the survivor was cut off: the lineage never bound it, and lets it go."""
+    async with cluster(tmp_path) as c:
+        await c.lead(2)
+        await begin(c)
+        body = random.Random(5).randbytes(2 * SIZE)
+        assert await insist(c, piece(1, 9, 0, body[:SIZE])) == b""
+        await c.applied()
+        await c.crash(1)
+        await until(lambda: 1 not in c.system(2).live)
+        assert await insist(c, piece(2, 9, SIZE, body[SIZE:])) == b""
+        await insist(c, bind(3, 9, len(body), head=b"long"))
+        await c.applied(among=[2, 3])
+        for number in (2, 3) if packed else ():
+            await c.nodes[number].snapshot(["log"])
+            await c.nodes[number].compact()
+        await c.crash(2)
+        await c.crash(3)
+        await c.start(1)
+        await until(lambda: c.member(1).raft.role != LEADER)
+        await c.nodes[1].force_shrink("log")
+        for number in range(8):
+            await c.append(await c.leader(), [(b"", b"alone %d" % number)])
+        for number in (2, 3):
+            await c.start(number)
+        await c.bare(2, 3)
+        for number in (2, 3):
+            (file,) = fork_files(tmp_path / f"node-{number}")
+            (record,) = [one for one in records_in(read_fork(file)[1]) if one.head == b"long"]
+            assert record.body == body and not record.missing
 
 
 def command_line(data: Path, file: Path, target: Path, bodies: list[bytes]) -> None:
@@ -183,5 +246,5 @@ async def test_without_room_a_forked_replica_stays_and_goes_when_there_is(tmp_pa
         await c.restart(3)
         await c.bare(3)
         (file,) = fork_files(tmp_path / "node-3")
-        records = [record for entry in read_fork(file)[1] for record in records_of(entry)]
+        records = list(records_in(read_fork(file)[1]))
         assert [record.body for record in records if record.head == b"head"] == bodies

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import trio
+import trio.testing
 
 from logyard.engine.entry import verify_bodies
 from logyard.engine.raft.messages import APPEND, LEADER_GONE, READ, Message
@@ -307,6 +310,33 @@ async def test_a_farewell_is_the_last_word_on_both_lanes() -> None:
         await b.until(lambda: len(b.recorder.messages) == 60)
         for uid in range(1, 21):
             assert [m.kind for _, m in b.recorder.messages if m.uid == uid][-1] == LEADER_GONE
+
+
+async def test_a_node_that_is_removed_while_it_answers_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = Node(1), Node(2)
+    met: list[int] = []
+
+    async def removed_meanwhile(address: Any, hello: Hello, config: Any, meet: Any, *more: Any) -> Any:
+        def late(theirs: Hello) -> None:
+            if hello.node == 1:
+                a.peers.remove_peer(theirs.node)
+                met.append(theirs.node)
+            meet(theirs)
+
+        return await dial(address, hello, config, late, *more)
+
+    monkeypatch.setattr("logyard.engine.transport.peers.dial", removed_meanwhile)
+    async with trio.open_nursery() as nursery:
+        for node in (a, b):
+            await nursery.start(node.run)
+        b.peers.add_peer(1, a.peers.address)
+        a.peers.add_peer(2, b.peers.address)
+        with trio.fail_after(5):
+            while not met:
+                await trio.sleep(0.01)
+        await trio.testing.wait_all_tasks_blocked()
+        assert a.peers.nodes == frozenset()
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_the_handler_refuses_costs_its_connection() -> None:

@@ -31,6 +31,7 @@ from logyard.pipeline.directory.report import DAMAGE, UNKNOWN
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import encode_frame, produce_command
 from logyard.service.check.process import inspect
+from logyard.service.check.run import check_directory
 from logyard.service.embedded import EmbeddedSystem, open_system
 from logyard.service.own_machines import machine_factory
 from tests.engine.host.test_uploads import bind, piece
@@ -80,7 +81,15 @@ class Picky:
         return iter(())
 
 
-OWN: dict[str, type[Machine]] = {"both": Both, "picky": Picky}
+class Chatty(Picky):
+    """Prints, what a check reads among it."""
+
+    def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
+        print("5\n{}\napplied", command)
+        return super().apply(context, command, refs)
+
+
+OWN: dict[str, type[Machine]] = {"both": Both, "picky": Picky, "chatty": Chatty}
 PLACES = {name: f"{HERE}:{kind.__name__}" for name, kind in OWN.items()}
 
 
@@ -265,6 +274,18 @@ def test_a_machine_that_is_not_at_hand_is_unknown_and_never_damage(tmp_path: Pat
         "hash" in text for one, _, text in found if one == UNKNOWN
     )
     assert any("hash" in text for one, _, text in severities(report_of(tmp_path)) if one == DAMAGE)
+
+
+def test_a_machine_that_prints_is_judged_as_any_other(tmp_path: Path) -> None:
+    """A check in a process of its own answers on standard output."""
+
+    async def life() -> None:
+        async with running(tmp_path, {"name": "chatty", "machine": "chatty"}) as (_, [group]):
+            await group.say((b"", None), command=b"one")
+
+    trio.run(life)
+    report = check_directory(tmp_path, machines=PLACES)
+    assert report["ok"] and not [one for one in report["findings"] if one["severity"] == UNKNOWN]
 
 
 def test_below_a_snapshot_nothing_needs_to_be_applied(tmp_path: Path) -> None:
