@@ -119,7 +119,8 @@ def _records_of(entry: dict[str, Any], pieces: Pieces) -> Iterator[ForkRecord]:
                 elif body is not None:
                     pieces.setdefault(upload, {})[frame.extent] = body
                 continue
-            parts, missing = None if body is None else (body,), 0
+            parts: tuple[bytes, ...] | None = None if body is None else (body,)
+            missing = 0
             if frame.flags & BINDS:
                 found = pieces.pop(upload, {})
                 parts = tuple(found[offset] for offset in sorted(found)) or None
