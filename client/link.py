@@ -187,10 +187,13 @@ class Link:
         assert self.socket is not None
         outgoing = self.channel.outgoing
         while outgoing.size:
-            outgoing.sent(await self.socket.sendmsg(outgoing.window()))
-            if outgoing.size:
+            offered = outgoing.window()
+            count = await self.socket.sendmsg(offered)
+            outgoing.sent(count)
+            if outgoing.size and count < sum(map(len, offered)):
                 # A server that goes on taking what is sent is not one that hangs, however slow the way to it. What
-                # fits into the sockets' buffers says nothing: a stopped process takes that as well.
+                # fits into the sockets' buffers says nothing, also while others give more: a stopped process takes that
+                # as well.
                 self.progress = self.network.clock()
 
     async def _receive(self) -> None:

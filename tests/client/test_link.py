@@ -17,6 +17,7 @@ from logyard.client.runtime_trio import TrioRuntime
 from logyard.protocol import wire
 from logyard.protocol.errors import LogyardError
 from logyard.protocol.frame import Buffer
+from logyard.protocol.pending import PendingReply
 
 UID = 7
 
@@ -214,6 +215,26 @@ async def test_after_its_end_a_link_sends_nothing() -> None:
         pass
     client.append()
     assert not client.link.open and not client.sent
+
+
+async def test_what_others_give_meanwhile_is_no_sign_of_life(autojump_clock: trio.testing.MockClock) -> None:
+    """Requests that came in pairs kept the connection to a process that was stopped, and nobody looked elsewhere."""
+    async with connected() as client:
+        client.wire.room = 0
+        began, send, more = trio.current_time(), client.wire.sendmsg, ["list", "list"]
+
+        async def taking(buffers: list[Buffer]) -> int:
+            if more:
+                client.link.channel.call(more.pop(), {}, PendingReply())
+            return await send(buffers)
+
+        client.append()
+        await trio.testing.wait_all_tasks_blocked()
+        client.wire.sendmsg = taking  # type: ignore[method-assign]
+        await trio.sleep(5.0)
+        client.append()
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.link.progress == began and not more and not client.link.channel.outgoing.size
 
 
 async def test_what_leaves_slowly_is_no_silence(autojump_clock: trio.testing.MockClock) -> None:
