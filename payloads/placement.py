@@ -77,16 +77,15 @@ class Placement:
                 continue
             try:
                 died = self.copies.mark(owner, max(first, (home.first, 0)), min(end, (home.last + 1, 0)))
-                if died and self.copies.is_empty(owner):
-                    emptied.add(owner)
+                if died:
+                    self.homes.touch(uid)
+                    freed[owner[0]] = freed.get(owner[0], 0) + died
+                    if self.copies.is_empty(owner):
+                        emptied.add(owner)
             except PayloadCorrupt:
                 continue
             except GenerationFailed as error:
                 self._fail(home.generation, error)
-                continue
-            if died:
-                self.homes.touch(uid)
-                freed[owner[0]] = freed.get(owner[0], 0) + died
         for owner in emptied:
             self.copies.forget(owner)
             self.homes.cut(uid, 0, END, owner[:2])

@@ -2,10 +2,11 @@
 
 A `force_shrink` begins a lineage of its own. Members that went on without the survivor and meet it later drop their
 replicas, and with them what they acknowledged meanwhile. Before that, everything from the first entry that the lineage
-has in another term on is written to one file under `forks/`, durable before anything of the replica is destroyed; where
-that can't be done (no room, damage) the replica stays, stopped. Nothing of the file is ever read by a node: it is the
-operator's, and the group's uid lives on in it by name only. Called by `replica_gc`, which decides that a replica goes;
-what of it must outlive it, and the format of the file (read by `service.fork_files`), is a concept of its own.
+has in another term on, and the pieces of payloads that it binds, is written to one file under `forks/`, durable before
+anything of the replica is destroyed; where that can't be done (no room, damage) the replica stays, stopped. Nothing of
+the file is ever read by a node: it is the operator's, and the group's uid lives on in it by name only. Called by
+`replica_gc`, which decides that a replica goes; what of it must outlive it, and the format of the file (read by
+`service.fork_files`), is a concept of its own.
 
 The file: `MAGIC`, then msgpack values: a head (map), one map an entry (`index`, `term`, `kind`, `data`, `units`: bytes
 of each unit, nil where it was released), and a last map with `entries` and `digest`, xxh3-128 of all before it.

@@ -33,10 +33,6 @@ NAMES: Final = (
     "TIMEOUT_NOW", "LEADER_GONE", "DAMAGED", "MEND", "TERMS", "TERMS_REPLY",
 )  # fmt: skip
 
-BEHIND_EACH_OTHER: Final = frozenset((APPEND, LEADER_GONE))
-"""Kinds that keep their order on the way: an APPEND behind its sender's farewell would pass for word of a leader. A
-farewell goes behind all other kinds as well, of which READ and MEND pass for that, too."""
-
 TRANSFER: Final = 1
 """`context` of a VOTE that the leader itself asked for (thesis 3.10): stickiness to that leader does not apply."""
 

@@ -17,7 +17,7 @@ import trio
 from logyard.protocol.errors import LogyardError, Outdated
 
 from ..identity import Acquaintances, Origin, Vitals
-from ..raft.messages import BEHIND_EACH_OTHER, LEADER_GONE, Message
+from ..raft.messages import APPEND, LEADER_GONE, Message
 from ..types import Buffer
 from .codec import decode_messages, encode_messages
 from .config import TransportConfig
@@ -104,10 +104,10 @@ class MemoryPeers:
         """Send as `Peers.send` does."""
         boxes: dict[tuple[int, int], list[Message]] = {}
         for message in messages:
-            lane = BULK if message.kind in BEHIND_EACH_OTHER else CONTROL
-            boxes.setdefault((message.to, lane), []).append(message)
             if message.kind == LEADER_GONE:
-                boxes.setdefault((message.to, CONTROL), []).append(message)
+                boxes.setdefault((message.to, BULK), []).append(message)
+            lane = BULK if message.kind == APPEND else CONTROL
+            boxes.setdefault((message.to, lane), []).append(message)
         for (node, lane), box in boxes.items():
             limit = self.config.frame_bytes if lane else self.config.control_frame_bytes
             for frame in encode_messages(box, limit):

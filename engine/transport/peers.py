@@ -18,7 +18,7 @@ import trio
 from logyard.protocol.errors import BadRequest, LogyardError, Outdated, WrongIdentity
 
 from ..identity import Acquaintances, Origin, Vitals
-from ..raft.messages import BEHIND_EACH_OTHER, LEADER_GONE, Message
+from ..raft.messages import APPEND, LEADER_GONE, Message
 from ..types import Buffer
 from .codec import decode_messages, encode_messages
 from .config import TransportConfig
@@ -205,19 +205,19 @@ class Peers:
         """Send a turn's messages of all groups; never waits. Call it once a turn.
 
         Appends, empty ones too, take the bulk lane, so that they keep their order; all else the control lane. A
-        leader's farewell takes both: it is the last word on each. Messages to unknown peers and to a link without room
-        are dropped: an `on_link_up` will follow.
+        leader's farewell takes both: an APPEND, READ or MEND behind it would pass for word of a leader. Messages to
+        unknown peers and to a link without room are dropped: an `on_link_up` will follow.
         """
         boxes: dict[int, list[Message]] = {}
         for message in messages:
-            key = message.to * 2 + (message.kind in BEHIND_EACH_OTHER)
+            if message.kind == LEADER_GONE:
+                boxes.setdefault(message.to * 2 + BULK, []).append(message)
+            key = message.to * 2 + (message.kind == APPEND)
             box = boxes.get(key)
             if box is None:
                 boxes[key] = [message]
             else:
                 box.append(message)
-            if message.kind == LEADER_GONE:
-                boxes.setdefault(message.to * 2 + CONTROL, []).append(message)
         config = self.config
         frames: list[list[Buffer]] = []
         encoded: list[Message] = []

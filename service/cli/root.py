@@ -16,6 +16,7 @@ import click
 
 from logyard.pipeline.directory.places import data_directories
 
+from ..signals import StopSignal, stop_signals
 from . import (
     admin,
     bench,
@@ -56,7 +57,6 @@ SUBJECTS = {
     "To try, to measure, to analyse": ("demo", "bench", "spark"),
 }
 """How `logyard --help` lists its verbs; each stands in one place (tested)."""
-EXIT_TERMINATED = 128 + signal.SIGTERM
 AGAIN_SECONDS = 10.0
 """How long a second SIGTERM is taken for the first one: `timeout` sends it to the process and to its group."""
 
@@ -128,7 +128,7 @@ def up(nodes: int, directory: Path, port: int, tls: bool, catalog: bool, restart
     Example:
       logyard up --nodes 3 --dir ./yard
     """
-    from ..local_cluster import LOOK_S, KeptUp, LocalCluster, StopSignal, stop_signals
+    from ..local_cluster import LOOK_S, KeptUp, LocalCluster
 
     directory.mkdir(parents=True, exist_ok=True)
     # Made before the nodes start, so that a Ctrl-C during the start stops them in order too.
@@ -285,8 +285,6 @@ def main() -> None:
     """Run the command line; ends the process with the exit code."""
     # `serve` and `up` set handlers of their own.
     stop = Terminate()
-    signal.signal(signal.SIGTERM, stop)
-    # Under nohup a terminal that goes away ends nothing.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, stop)
+    for number in set(stop_signals()) - {signal.SIGINT}:
+        signal.signal(number, stop)
     cli(prog_name="logyard")

@@ -32,8 +32,8 @@ from logyard.service.local_cluster import (
     format_config,
     free_ports,
     probe_listening,
-    stop_signals,
 )
+from logyard.service.signals import stop_signals
 
 from .cluster import MEMBERS
 from .compaction import keep_compacted

@@ -43,6 +43,12 @@ async def went_on_alone(c: Cluster, packed: bool = False) -> list[bytes]:
         await c.nodes[number].snapshot(["log"])
         await c.nodes[number].compact()
         assert c.member(number).raft.log.first_index == c.member(number).raft.log.last_index + 1
+    await shrunk_to_one(c)
+    return bodies
+
+
+async def shrunk_to_one(c: Cluster) -> None:
+    """Node 1 comes back alone, is made the group by force, and goes on."""
     await c.crash(2)
     await c.crash(3)
     await c.start(1)
@@ -50,7 +56,6 @@ async def went_on_alone(c: Cluster, packed: bool = False) -> list[bytes]:
     await c.nodes[1].force_shrink("log")
     for number in range(8):
         await c.append(await c.leader(), [(b"", b"alone %d" % number)])
-    return bodies
 
 
 @pytest.mark.parametrize(("compacted", "packed"), [(False, False), (True, False), (False, True), (True, True)])
@@ -124,13 +129,7 @@ async def test_pieces_from_before_the_split_are_kept_with_the_record_that_binds_
         for number in (2, 3) if packed else ():
             await c.nodes[number].snapshot(["log"])
             await c.nodes[number].compact()
-        await c.crash(2)
-        await c.crash(3)
-        await c.start(1)
-        await until(lambda: c.member(1).raft.role != LEADER)
-        await c.nodes[1].force_shrink("log")
-        for number in range(8):
-            await c.append(await c.leader(), [(b"", b"alone %d" % number)])
+        await shrunk_to_one(c)
         for number in (2, 3):
             await c.start(number)
         await c.bare(2, 3)

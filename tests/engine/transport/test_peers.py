@@ -314,13 +314,13 @@ async def test_a_farewell_is_the_last_word_on_both_lanes() -> None:
 
 async def test_a_node_that_is_removed_while_it_answers_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = Node(1), Node(2)
-    met: list[int] = []
+    met = trio.Event()
 
     async def removed_meanwhile(address: Any, hello: Hello, config: Any, meet: Any, *more: Any) -> Any:
         def late(theirs: Hello) -> None:
             if hello.node == 1:
                 a.peers.remove_peer(theirs.node)
-                met.append(theirs.node)
+                met.set()
             meet(theirs)
 
         return await dial(address, hello, config, late, *more)
@@ -332,8 +332,7 @@ async def test_a_node_that_is_removed_while_it_answers_ends_nobody(monkeypatch: 
         b.peers.add_peer(1, a.peers.address)
         a.peers.add_peer(2, b.peers.address)
         with trio.fail_after(5):
-            while not met:
-                await trio.sleep(0.01)
+            await met.wait()
         await trio.testing.wait_all_tasks_blocked()
         assert a.peers.nodes == frozenset()
         nursery.cancel_scope.cancel()

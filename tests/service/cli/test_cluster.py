@@ -422,7 +422,7 @@ def start_up(directory: Path, nodes: int, *more: str) -> tuple[subprocess.Popen[
 
 SIGNALLED_AT_EACH_STEP = """
 import signal, sys
-from logyard.service.local_cluster import StopSignal
+from logyard.service.signals import StopSignal
 
 def step(frame, event, argument):
     global left

@@ -42,7 +42,7 @@ def test_a_second_one_does_not_interrupt_the_end() -> None:
         process.terminate()
         output, _ = process.communicate("up\n", timeout=60)
         assert output.split() == ["clean", "up"]
-        assert process.returncode == root.EXIT_TERMINATED
+        assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_one_that_comes_late_ends_it_again() -> None:
@@ -87,7 +87,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, root.EXIT_TERMINATED)], ids=["SIGINT", "SIGTERM"]
+    ("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 128 + signal.SIGTERM)], ids=["SIGINT", "SIGTERM"]
 )
 def test_an_interrupted_command_says_so_in_json(number: signal.Signals, code: int) -> None:
     with subprocess.Popen(
