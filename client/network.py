@@ -38,6 +38,23 @@ LOCATE_NAMES = 1000
 TICK_S = 0.25
 
 
+class Wanted(PendingReply[None]):
+    """Is settled when a group's leader was found. `tasks`: how many wait for that; `lanes`: those that wait as long as
+    they have something to send."""
+
+    __slots__ = ("tasks", "lanes")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks = 0
+        self.lanes: list[Lane] = []
+
+    @property
+    def needed(self) -> bool:
+        """Somebody still waits."""
+        return self.tasks > 0 or any(lane.waiting for lane in self.lanes)
+
+
 class Network(AdminVerbs):
     """Links, routes and lanes of one client. `aio.Yard` adds the logs."""
 
@@ -75,7 +92,7 @@ class Network(AdminVerbs):
         self._links: dict[tuple[str, int], Link] = {}
         self._down: dict[tuple[str, int], tuple[float, int, LogyardError]] = {}
         self._lanes: dict[tuple[str, str], Lane] = {}
-        self._wanted: dict[str, PendingReply[None]] = {}
+        self._wanted: dict[str, Wanted] = {}
         self._locate_bell = Bell(self.runtime)
         # Of groups that no node had that was asked last: who did not answer.
         self._lacking: dict[str, list[tuple[str, int]]] = {}
@@ -201,6 +218,7 @@ class Network(AdminVerbs):
                 return link
         lane.mark()
         wanted = self._want(lane.name)
+        wanted.lanes.append(lane)
         wanted.on_done(lambda: self._routed(lane, wanted.error))
         return None
 
@@ -308,13 +326,20 @@ class Network(AdminVerbs):
 
     # Who leads what.
 
-    def _want(self, name: str) -> PendingReply[None]:
+    def _want(self, name: str) -> Wanted:
         """Have a group's leader found; return what is settled when it is, and can be reached."""
         wanted = self._wanted.get(name)
         if wanted is None:
-            wanted = self._wanted[name] = PendingReply()
+            wanted = self._wanted[name] = Wanted()
             self._locate_bell.ring()
         return wanted
+
+    def _give_up(self, name: str) -> None:
+        """Look no longer for a group's leader if nobody waits for it any more: who asks for what can't be found keeps
+        others waiting."""
+        wanted = self._wanted.get(name)
+        if wanted is not None and not wanted.needed:
+            self._tell(name, NotLeader.told(f"{name}: no leader found in time"))
 
     async def _locator(self) -> None:
         failures = 0
@@ -528,13 +553,18 @@ class Network(AdminVerbs):
         link = self._link(leader) if leader else None
         if link is None:
             wanted = self._want(name)
-            with self.runtime.scope(retry.deadline):
-                await wanted.wait(self.runtime.event)
-            if not wanted.done:
-                lacking = self._lacking.get(name)
-                raise NotLeader.told(
-                    f"{name}: no leader found in time" if lacking is None else not_found(name, lacking).message
-                )
+            wanted.tasks += 1
+            try:
+                with self.runtime.scope(retry.deadline):
+                    await wanted.wait(self.runtime.event)
+                if not wanted.done:
+                    lacking = self._lacking.get(name)
+                    raise NotLeader.told(
+                        f"{name}: no leader found in time" if lacking is None else not_found(name, lacking).message
+                    )
+            finally:
+                wanted.tasks -= 1
+                self._give_up(name)
             self.routes.require(name, kind)
             link = self._link(self.routes.leader(name))
             if link is None:
@@ -561,6 +591,8 @@ class Network(AdminVerbs):
                 for lane in list(self._lanes.values()):
                     if lane.sent or lane.waiting:
                         lane.expire(now)
+                        if lane.dirty and not lane.waiting:
+                            self._give_up(lane.name)
                 for link in list(self._links.values()):
                     waits = link.open and link.channel.pending and not link.patience
                     if waits and now - link.progress > STALL_S:

@@ -18,11 +18,10 @@ from logyard.client.admin import ask, plain
 from logyard.client.aio import connect
 from logyard.client.kv_watch import Flow, Stream, Watch
 from logyard.client.messages import open_session
-from logyard.client.network import Network
+from logyard.client.network import Network, Wanted
 from logyard.client.queue import Consumer, Message
 from logyard.client.session import Routes
 from logyard.engine.config import SystemConfig
-from logyard.protocol.pending import PendingReply
 
 from .fake_system import FakeCluster, fake_cluster, start_node
 
@@ -441,7 +440,7 @@ async def test_a_group_without_a_leader_is_not_unknown_whoever_is_asked_last(ord
     network.routes = Routes(["a:1"])
     row = ["log", 7, 0, [1, 2], False, "log"]
     network.rows = {("a", node): [] if node == 3 else [row] for node in order}
-    wanted: PendingReply[None] = PendingReply()
+    wanted = Wanted()
     network._wanted = {"log": wanted}
     await network._locate_round()
     assert not wanted.done and network._wanted, "it is asked for again"

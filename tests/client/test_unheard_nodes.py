@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from logyard.client.fork import HERE
 from logyard.client.network import Network
@@ -222,3 +224,46 @@ async def test_groups_without_a_leader_do_not_keep_others_from_being_found(monke
     for _ in range(2):
         await net._locate_round()
     assert wanted.done and wanted.error is None and len(net._wanted) == 5
+
+
+async def test_nobody_looks_for_a_leader_that_nobody_waits_for_any_more(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that lost its quorum was asked about until the client ended; next to a node that hangs each round took
+    two seconds, and whatever else was looked for waited for that."""
+    net = Net(OLD)
+    asked: list[str] = []
+
+    async def locate(address: tuple[str, int], names: list[str]) -> list[Any]:
+        asked.extend(names)
+        return [[name, 7, 0, [1, 2, 3]] for name in names]
+
+    monkeypatch.setattr(net, "_locate", locate, raising=False)
+
+    async def ask(seconds: float) -> None:
+        with pytest.raises(NotLeader):
+            await net._leader_link("lost", Retry(net.clock() + seconds, net.chance, False))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(net._locator)
+        nursery.start_soon(net._ticks)
+        lane = net.lane("lost too")
+        batch, _ = lane.add(b"", b"record", 20.0)
+        net.kick(lane)
+        nursery.start_soon(ask, 5.0)
+        await ask(10.0)
+        asked.clear()
+        await trio.sleep(8)
+        assert set(asked) == {"lost too"}, "its record still has time"
+        await trio.sleep(10)
+        assert isinstance(batch.pending.error, NotLeader)
+        asked.clear()
+        await trio.sleep(600)
+        assert not net._wanted and not asked
+        # Whoever comes later is looked for again.
+        lane.add(b"", b"record", 20.0)
+        net.kick(lane)
+        nursery.start_soon(ask, 5.0)
+        await trio.sleep(3)
+        assert set(asked) == {"lost", "lost too"}
+        nursery.cancel_scope.cancel()
