@@ -271,16 +271,24 @@ def family(host: str) -> socket.AddressFamily:
 def prepare(sock: socket.socket | trio.socket.SocketType, config: TransportConfig) -> None:
     """Set the options of every peer connection: no Nagle, and an end to half-open ones."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    keep_alive(sock, max(1, config.dead_peer_ms // 2000), max(1, config.dead_peer_ms // 4000), 2)
+    _set(sock, "TCP_USER_TIMEOUT", config.dead_peer_ms)
+
+
+def keep_alive(sock: socket.socket | trio.socket.SocketType, idle_s: int, interval_s: int, count: int) -> None:
+    """Have the kernel ask a peer that is silent for `idle_s` whether it is there, `count` times, and end the connection
+    without an answer."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", max(1, config.dead_peer_ms // 2000)),
-        ("TCP_KEEPINTVL", max(1, config.dead_peer_ms // 4000)),
-        ("TCP_KEEPCNT", 2),
-        ("TCP_USER_TIMEOUT", config.dead_peer_ms),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    _set(sock, "TCP_KEEPIDLE", idle_s)
+    _set(sock, "TCP_KEEPINTVL", interval_s)
+    _set(sock, "TCP_KEEPCNT", count)
+
+
+def _set(sock: socket.socket | trio.socket.SocketType, name: str, value: int) -> None:
+    # Not every system has all of them.
+    option = getattr(socket, name, None)
+    if option is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def dial(

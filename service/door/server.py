@@ -8,6 +8,7 @@ read); the replies of a turn leave in one frame. Called by `service.node`.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import struct
@@ -20,6 +21,7 @@ import trio
 from logyard.client.tls_stream import TlsStream
 from logyard.engine.config import SystemConfig
 from logyard.engine.descriptors import CLIENTS, PEERS, has_room
+from logyard.engine.transport.link import keep_alive
 from logyard.engine.transport.reactor import receive_each
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, error_value
@@ -53,8 +55,9 @@ PRIVATE = 0o177
 SWEEP_S = 1.0
 BACKLOG = 512
 ONLY_JOINS = "its HELLO says that this connection joins, and asks for nothing else"
-
-
+VANISHED = (60, 15, 4)
+"""The kernel asks a client that is silent for so many seconds, each so many seconds, so many times whether its machine
+is there: its place is free two minutes after that vanished."""
 KEEPING = frozenset({"session_open", "heartbeat", *LISTENING})
 """Calls of a client that somebody would miss."""
 
@@ -81,7 +84,7 @@ class Connection:
     __slots__ = (
         "server", "socket", "scope", "greeted", "progress", "_replies", "_outgoing", "_receiver", "_bell", "_ringing",
         "_drained", "_sizes", "_inflight", "_reserved", "_answered", "_calls", "_nursery", "_paused", "_delay",
-        "_parked", "_raw", "_write", "_frame", "_begun", "session", "_taken", "_counted", "caller",
+        "_parked", "_raw", "_write", "_frame", "_begun", "kept", "_taken", "_counted", "caller",
         "_joins",
     )  # fmt: skip
 
@@ -108,8 +111,8 @@ class Connection:
         self._begun = -1.0
         # Of answers: bytes that calls took room for, and what of `_outgoing` is counted.
         self._taken = self._counted = 0
-        # It keeps a session alive.
-        self.session = False
+        # When it last said that it keeps a session alive; -inf: never.
+        self.kept = -math.inf
         # Who is at the other end, for the log.
         self.caller = ""
         # It may ask to join, and for nothing else: it may have shown a node's certificate.
@@ -221,6 +224,7 @@ class Connection:
         """Put, behind a TLS door, the client's TLS connection in the place of its socket."""
         if not self.server.path:
             self._raw.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+            keep_alive(self._raw, *VANISHED)
         if self.server.door is None:
             return None
         stream = await self.server.door.accept(trio.socket.from_stdlib_socket(self._raw), self._raw)
@@ -348,7 +352,8 @@ class Connection:
             self._answer(request, [wire.encode_error(request, wire.pack(error_value(refusal)))])
             return
         self._calls += 1
-        self.session |= method in KEEPING
+        if method in KEEPING:
+            self.kept = self.progress
         self._nursery.start_soon(self._serve, request, method, arguments)
 
     async def _serve(self, request: int, method: str, arguments: Mapping[str, Any]) -> None:
@@ -523,8 +528,10 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        """Nobody misses it: nothing of it is under way, and it keeps no session alive."""
-        return not (self.session or self._sizes or self._reserved or self._outgoing.size)
+        """Nobody misses it: nothing of it is under way, and no session lives for which it spoke up."""
+        if trio.current_time() - self.kept < self.server.config.session_ttl_ms_max / 1000:
+            return False
+        return not (self._sizes or self._reserved or self._outgoing.size)
 
 
 def no_delay(size: int) -> float:

@@ -246,6 +246,41 @@ async def test_who_says_nothing_goes_first_then_who_is_idle_and_never_who_has_a_
         nursery.cancel_scope.cancel()
 
 
+async def test_a_client_whose_machine_vanished_leaves_its_place() -> None:
+    """Nothing comes of it any more, not even an end: the kernel has to ask."""
+    async with trio.open_nursery() as nursery:
+        cluster, _, server = await start(SystemConfig(), nursery)
+        raw = await Raw.open(cluster)
+        await raw.send(wire.encode_call(1, "heartbeat", {"client": 7}))
+        assert await raw.frames()
+        (connection,) = server.connections
+        asked = connection._raw.getsockopt
+        assert asked(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, interval, count = (
+            asked(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle + interval * count <= 180
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_kept_a_session_once_is_idle_when_that_must_have_ended() -> None:
+    async with trio.open_nursery() as nursery:
+        cluster, _, server = await start(SystemConfig(connections_max=1, session_ttl_ms_max=60_000), nursery)
+        raw = await Raw.open(cluster)
+        await raw.send(wire.encode_call(1, "heartbeat", {"client": 7}))
+        assert await raw.frames()
+        (connection,) = server.connections
+        connection.kept -= 59
+        assert not connection.idle
+        connection.kept -= 2
+        newer = await Raw.open(cluster)
+        assert await raw.ended()
+        await newer.send(wire.encode_call(2, "status", {}))
+        assert [frame.type for frame in await newer.frames()] == [wire.RESULT]
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("tls", [False, True])
 def test_an_operator_gets_in_whoever_fills_the_places(tmp_path: Path, tls: bool) -> None:
     """1,024 idle connections shut everybody out, the operator as well."""
