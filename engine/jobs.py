@@ -48,7 +48,7 @@ class Jobs:
     def fail(self, what: str, error: Exception) -> JobFailed:
         """Count what nobody foresaw in what a job builds; return the error to raise in its place."""
         tries = self._tries.get(what, (0, 0.0))[0] + 1
-        self._tries[what] = tries, self._clock() + min(PAUSE_S_MAX, PAUSE_S * 2 ** (tries - 1))
+        self._tries[what] = tries, self._clock() + min(PAUSE_S_MAX, PAUSE_S * 2 ** min(tries - 1, 16))
         self.failed += 1
         self.last = f"{what}: {type(error).__name__}: {error}"
         log.error("storage: %s failed by a defect, try %d; nothing is changed", what, tries, exc_info=error)

@@ -25,6 +25,16 @@ def test_each_failure_in_a_row_doubles_the_pause() -> None:
     assert jobs.is_due("a") and not jobs.is_hopeless("a") and not jobs.status()["waiting"]
 
 
+def test_a_job_may_fail_for_days() -> None:
+    """At the 1,025th failure in a row, within a day, the next pause had no number any more, and that ended the node."""
+    now = [0.0]
+    jobs = Jobs(lambda: now[0])
+    for _ in range(3000):
+        jobs.fail("a", KeyError(7))
+        now[0] += PAUSE_S_MAX
+        assert jobs.is_due("a")
+
+
 def test_a_switch_that_was_cut_short_freezes_for_good() -> None:
     jobs = Jobs()
     jobs.check()
