@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from ..replica.log_clock import Clocks, none_runs
 from ..replica.log_time import MS, LogTime
+from ..replica.machine_state import STALE_MAX
 from ..replica.member import Member
 
 STEP_NS = 1_000_000_000
@@ -65,6 +66,10 @@ class Timers:
     def _push(self, uid: int, at: int, clock: LogTime | None) -> None:
         self._timers[uid] = (at, clock)
         heapq.heappush(self._due, (at, uid))
+        if len(self._due) > 2 * len(self._timers) + STALE_MAX:
+            # Of groups that were used long before their time, again and again.
+            self._due = [(timer[0], other) for other, timer in self._timers.items()]
+            heapq.heapify(self._due)
         if self._due[0] == (at, uid):
             self._stir()
 

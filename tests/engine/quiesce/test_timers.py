@@ -62,6 +62,22 @@ def test_of_a_group_that_woke_or_slept_again_only_the_newest_counts() -> None:
     assert bench.ring() == [UID]
 
 
+def test_a_group_that_wakes_often_before_its_timer_leaves_nothing_behind() -> None:
+    """A timer a week ahead of a group that was used each minute left 10,000 old times to that day."""
+    bench = Bench()
+    week = 7 * 86_400.0
+    bench.sleep(UID + 1, week / 2)
+    for cycle in range(2000):
+        bench.sleep(UID, week - cycle * 60)
+        bench.clocks.move(60)
+        if cycle < 1999:
+            bench.timers.pop(UID)
+    assert len(bench.timers._due) < 200 and bench.stirred == 1
+    for uid in (UID + 1, UID):
+        bench.clocks.move(bench.timers.next_s())
+        assert bench.ring() == [uid]
+
+
 def test_a_group_without_a_leader_rings_and_a_followers_is_looked_at_again() -> None:
     bench = Bench()
     bench.leaders = {1: 3, 2: 0}
