@@ -1,4 +1,4 @@
-"""What moves payloads: which files and generations are worth it, and the jobs that copy, as plain data in and out.
+"""What moves payloads: the jobs that copy, as plain data in and out.
 
 Invariant: a job only adds. New rows are durable before its report exists; references change when the report is
 adopted, and old bytes go after that. So a job may die at any step and be run again: rows that are there are kept,
@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from logyard.protocol.errors import GenerationUnfinished, JobStale, PayloadCorrupt, PayloadMissing
 
@@ -60,44 +60,6 @@ class MigrateReport(NamedTuple):
     runs: list[Run]
     damaged: list[tuple[int, int, str]]
     source: int = 0
-
-
-class HasLife(Protocol):
-    """What `choose_rewrite` looks at: `store.GenerationInfo` is one."""
-
-    @property
-    def id(self) -> int:
-        """The generation's number."""
-        ...
-
-    @property
-    def total(self) -> int:
-        """Bytes ever stored in it."""
-        ...
-
-    @property
-    def live(self) -> int:
-        """Bytes of it that live."""
-        ...
-
-    @property
-    def sealed(self) -> bool:
-        """Whether it is written no more."""
-        ...
-
-
-def choose_rewrite(generations: Iterable[HasLife], live_ratio: float, free_bytes: int | None = None) -> list[int]:
-    """Return which sealed generations to rewrite, the least live first: those that live below `live_ratio` and not at
-    all are not (they are unlinked). With `free_bytes` of disk known, those whose survivors would not fit are left
-    out."""
-    victims = [
-        (found.live, found.id)
-        for found in generations
-        if found.sealed
-        and 0 < found.live < live_ratio * found.total
-        and (free_bytes is None or found.live <= free_bytes)
-    ]
-    return [number for _, number in sorted(victims)]
 
 
 def run_migrate(

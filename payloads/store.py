@@ -216,6 +216,14 @@ class PayloadStore:
         """Return the bytes of a generation that live; 0 of one that is gone."""
         return self._placement.copies.live(generation)
 
+    def sparse(self, live_ratio: float) -> list[int]:
+        """Return which sealed generations live below `live_ratio`, the least live first; not those that do not live at
+        all, which are unlinked. Asks the disk about none but these."""
+        with self._lock:
+            lives = [(self._placement.copies.live(number), number, total) for number, total in self._totals.items()]
+        found = sorted((live, number) for live, number, total in lives if 0 < live < live_ratio * total)
+        return [number for _, number in found if self.catalog.sealed(number)]
+
     def homes_in(self, generation: int) -> list[tuple[int, Home]]:
         """Return (uid, home) of all that is at home in a generation."""
         with self._lock:

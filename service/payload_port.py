@@ -24,7 +24,7 @@ from logyard.engine.types import Buffer
 from logyard.payloads import verify
 from logyard.payloads.bodies import NAME as BODIES
 from logyard.payloads.checkpoints import Home
-from logyard.payloads.compaction import MigrateReport, RewriteJob, choose_rewrite
+from logyard.payloads.compaction import MigrateReport, RewriteJob
 from logyard.payloads.layout import StoredEntry
 from logyard.payloads.liveness import Liveness, decode_live_set
 from logyard.payloads.reference import PayloadRange, Position
@@ -178,7 +178,7 @@ class StoreAdapter:
         holds up none of the others; raises its error then."""
         roomy = True
         trouble: LogyardError | None = None
-        for number in choose_rewrite(self._store.generations(), live_ratio):
+        for number in self._store.sparse(live_ratio):
             async with self._job:
                 # As of now: others had their turn.
                 live = self._store.live_in(number)

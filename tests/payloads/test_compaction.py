@@ -9,33 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from logyard.payloads.compaction import MigrateJob, RewriteJob, _fresh, _Survivors, choose_rewrite, run_migrate
+from logyard.payloads.compaction import MigrateJob, RewriteJob, _fresh, _Survivors, run_migrate
 from logyard.payloads.layout import ENTRY_ROW, SourceRow, entry_value, plan
-from logyard.payloads.store import GenerationInfo, PayloadStore
+from logyard.payloads.store import PayloadStore
 from logyard.payloads.writing import GenerationConfig, JobState
 from logyard.protocol.errors import JobStale, StoreFull
 
 from .support import MIB, Crash, Door, Source, check_all, check_counters, crash_after, made, open_store
-
-
-def info(number: int, total: int, live: int, sealed: bool = True) -> GenerationInfo:
-    return GenerationInfo(number, total, live, total - live, total, sealed)
-
-
-REWRITE_TABLE = [
-    ([], 0.5, None, []),
-    ([info(1, 100, 50)], 0.5, None, []),
-    ([info(1, 100, 49)], 0.5, None, [1]),
-    ([info(1, 100, 0)], 0.5, None, []),
-    ([info(1, 100, 10, sealed=False)], 0.5, None, []),
-    ([info(1, 100, 40), info(2, 100, 20), info(3, 100, 90)], 0.5, None, [2, 1]),
-    ([info(1, 100, 40), info(2, 100, 20)], 0.5, 30, [2]),
-]
-
-
-@pytest.mark.parametrize(("generations", "ratio", "free", "want"), REWRITE_TABLE)
-def test_choose_rewrite(generations: list[GenerationInfo], ratio: float, free: int | None, want: list[int]) -> None:
-    assert choose_rewrite(generations, ratio, free) == want
 
 
 def steps_of(run: Callable[[Callable[[str, int], None]], object]) -> list[str]:

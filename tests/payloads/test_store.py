@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logyard.payloads import checkpoints, layout, verify
-from logyard.payloads.compaction import MigrateReport, choose_rewrite
+from logyard.payloads.catalog import Catalog
+from logyard.payloads.compaction import MigrateReport
 from logyard.payloads.generation import Generation
 from logyard.payloads.journal import Journal
-from logyard.payloads.store import PayloadStore
+from logyard.payloads.store import PayloadStore, StoreConfig
 from logyard.payloads.writing import GenerationConfig
 from logyard.protocol.errors import (
     FormatNewer,
@@ -183,11 +184,29 @@ def test_marks_made_while_a_job_runs_count_for_its_copies(tmp_path: Path) -> Non
     store.close()
 
 
+# Of each generation: (number, bytes ever stored, bytes that live). The eighth is not sealed.
+SPARSE = [
+    ([], []), ([(1, 100, 50)], []), ([(1, 100, 49)], [1]), ([(1, 100, 0)], []), ([(8, 100, 10)], []),
+    ([(1, 100, 40), (2, 100, 20), (3, 100, 90)], [2, 1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("generations", "want"), SPARSE)
+def test_which_generations_are_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generations: list[tuple[int, int, int]], want: list[int]
+) -> None:
+    store = PayloadStore(tmp_path, StoreConfig(), Door())
+    store._totals = {number: total for number, total, _ in generations}
+    store._placement.copies._live = {number: live for number, _, live in generations}
+    monkeypatch.setattr(Catalog, "sealed", lambda self, number: number != 8)
+    assert store.sparse(0.5) == want
+
+
 def test_rewrite_keeps_survivors_only_and_gives_the_disk_back(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     source = Source([made(uid, index, [200, 30_000]) for uid in (1, 2) for index in range(1, 101)])
     migrate(store, source)
-    assert choose_rewrite(store.generations(), 0.5) == []
+    assert store.sparse(0.5) == []
     for uid in (1, 2):
         for index in range(1, 101):
             if index % 3:
@@ -197,7 +216,7 @@ def test_rewrite_keeps_survivors_only_and_gives_the_disk_back(tmp_path: Path) ->
                 store.mark_dead(uid, (index, 1), (index, 2))
                 source.live[uid, index] = {0}
     store.seal_current()
-    [victim] = choose_rewrite(store.generations(), 0.5)
+    [victim] = store.sparse(0.5)
     before, live = store.disk_bytes(), store.live_bytes
     job = store.rewrite_job(victim)
     report = store.run(job)
@@ -827,7 +846,7 @@ def test_counters_equal_a_recount_after_random_operations(tmp_path_factory: pyte
             }
             everything.live = {key: live for key, live in everything.live.items() if key[0] != uid or key[1] < cut}
         elif action < 0.9:
-            for victim in choose_rewrite(store.generations(), 0.8)[:1]:
+            for victim in store.sparse(0.8)[:1]:
                 store.adopt(store.run(store.rewrite_job(victim)))
             store.unlink_dead()
         else:
