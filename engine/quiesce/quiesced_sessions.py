@@ -27,13 +27,15 @@ class Heard(Protocol):
 
 
 class QuiescedSessions:
-    """client -> (group, time to live in ms) of its sessions; group -> since when silence counts."""
+    """client -> (group, time to live in ms) of its sessions; client -> a time to live that none of these is below;
+    group -> since when silence counts."""
 
-    __slots__ = ("_heard", "_clients", "_since")
+    __slots__ = ("_heard", "_clients", "_shortest", "_since")
 
     def __init__(self, heard: Heard) -> None:
         self._heard = heard
         self._clients: dict[int, dict[int, int]] = {}
+        self._shortest: dict[int, int] = {}
         self._since: dict[int, float] = {}
 
     @property
@@ -55,6 +57,7 @@ class QuiescedSessions:
         """Look after the sessions of a group that this node leads, and that goes to sleep."""
         for session in member.sessions.by_id.values() if member.sessions is not None else ():
             self._clients.setdefault(session.client, {})[member.uid] = session.ttl_ms
+            self._shortest[session.client] = min(self._shortest.get(session.client, session.ttl_ms), session.ttl_ms)
             self._since[member.uid] = member.lead_since
 
     def wake(self, member: Member) -> None:
@@ -65,10 +68,13 @@ class QuiescedSessions:
             groups.pop(member.uid, None)
             if not groups:
                 self._clients.pop(session.client, None)
+                self._shortest.pop(session.client, None)
 
     def overdue(self) -> Iterator[int]:
         """Yield the groups with a session to end. Asked once a second."""
         for client, groups in self._clients.items():
+            if self._silent_ms(client, 0.0) <= self._shortest[client]:
+                continue
             for uid, ttl_ms in groups.items():
                 if self._silent_ms(client, self._since[uid]) > ttl_ms:
                     yield uid

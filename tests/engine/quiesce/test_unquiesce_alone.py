@@ -332,7 +332,7 @@ def test_a_leader_that_wakes_goes_on_by_the_clock_that_it_slept_by() -> None:
 
 def test_silent_clients_wake_the_group_that_has_to_end_their_session_once() -> None:
     yard = Yard()
-    yard.sessions._clients = {5: {UID: 1000}}
+    yard.sessions._clients, yard.sessions._shortest = {5: {UID: 1000}}, {5: 1000}
     yard.sessions._since = {UID: 0.0}
     yard.table.add(UID, row())
     yard.unquiesce.look()
