@@ -265,7 +265,9 @@ class Node:
         def move(number: int) -> Move | None:
             return self.keeper.move(number) if self.keeper is not None else None
 
-        network = catalog_calls.Network(system.live, lambda *blob: system.peers.send_blob(*blob))
+        network = catalog_calls.Network(
+            system.live, lambda *blob: system.peers.send_blob(*blob), lambda: system.peers.nodes
+        )
         calls = CatalogCalls(self.node_id, find, self.command, network, system.spawn)
         births = Births(calls, registry)
         here = keeper.Here(

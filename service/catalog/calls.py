@@ -9,7 +9,7 @@ creations, deletions, the node's keeper, the verbs of operators.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, NamedTuple, Protocol
 
 import trio
@@ -67,6 +67,8 @@ class Network(NamedTuple):
     live: Set[int]
     """Those that are up, this one among them."""
     send: SendBlob
+    known: Callable[[], Collection[int]] = tuple
+    """Those that are dialled."""
 
 
 class CatalogCalls:
@@ -138,8 +140,9 @@ class CatalogCalls:
             del self._asked[request]
 
     def _anybody(self) -> int:
-        """Return a live node that may know who leads, another one each time."""
-        others = sorted(self._network.live - {self._node_id})
+        """Return a live node that may know who leads, another one each time. Where none lives, whoever is dialled: a
+        node that has moved is heard, and hears nobody before it has said where it is."""
+        others = sorted(self._network.live - {self._node_id}) or sorted(self._network.known())
         return others[self._next % len(others)] if others else 0
 
     async def _here(self, data: bytes) -> tuple[bytes | None, str | None]:

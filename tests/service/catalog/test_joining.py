@@ -19,7 +19,7 @@ from logyard.client.sync import Yard, connect_sync
 from logyard.protocol.errors import UnknownGroup
 from logyard.service.certificates import Authority
 from logyard.service.cli.root import cli
-from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode
+from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode, free_ports
 
 PATIENCE_S = 30.0
 
@@ -92,6 +92,28 @@ def test_a_cluster_grows_from_one_node_to_three(growing: tuple[LocalCluster, Yar
     yard.log("orders").append(b"x", b"z")
     shown = run("nodes", "list", "--servers", cluster.nodes[1].client_address)
     assert [row["node"] for row in shown["nodes"]] == [1, 2, 3] and shown["nodes"][0]["held"] == 1
+
+
+def test_a_node_that_has_moved_says_where_it_is(tmp_path: Path) -> None:
+    """Nobody dials it there, so it heard of no leader, and asked nobody."""
+    with LocalCluster(tmp_path, 3, catalog=True) as cluster:
+        cluster.start()
+        asked = cluster.nodes[1].client_address
+        for one in (1, 3):
+            until(lambda one=one: states(cluster, one) == dict.fromkeys((1, 2, 3), "active"), f"node {one} knows all")  # type: ignore[misc]
+        cluster.end(3)
+        node = cluster.nodes[3]
+        moved = f"127.0.0.1:{free_ports(1)[0]}"
+        text = node.config_path.read_text(encoding="utf-8")
+        node.config_path.write_text(text.replace(node.peer_address, moved), encoding="utf-8")
+        cluster.restart(3)
+
+        def told() -> bool:
+            rows = {row["node"]: row for row in run("nodes", "list", "--servers", asked)["nodes"]}
+            return (rows[3]["peer"], rows[3]["state"]) == (moved, "active")
+
+        until(told, "the others know where it is")
+        until(lambda: run("create", "orders", "--servers", node.client_address)["ok"], "and it hears them")
 
 
 @pytest.mark.long
