@@ -462,7 +462,8 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
                         door.introduce(number, client)
 
                 network = peers if isinstance(peers, Peers) else None
-                places = Places(known, network, partial(_store, system.storage.meta_batch), tell)
+                begun = {*config.peers, *config.clients} - {config.id}
+                places = Places(known, network, partial(_store, system.storage.meta_batch), tell, begun)
                 keeper_ = node.keep_catalogue(said(config), config.nodes, places.meet, places.part)
                 await nursery.start(keeper_.run)
             if config.metrics_listen is not None:

@@ -192,3 +192,7 @@ def test_a_node_that_was_removed_says_so(tmp_path: Path) -> None:
             old.log("nowhere").latest()
         assert old.nodes() == [1]
         old.create("y")
+        # Its configuration names the removed one still.
+        cluster.end(1)
+        cluster.restart(1)
+        until(lambda: run("create", "z", "--servers", first)["ok"], "a log without named members is made")

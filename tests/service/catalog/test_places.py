@@ -60,6 +60,20 @@ async def test_what_could_not_be_stored_is_done_at_the_next_look() -> None:
     assert done == [("dialled", 2, ("b", 1)), ("told", 2, "b:2"), ("left", 3), ("told", 3, "")]
 
 
+async def test_a_node_of_the_configuration_that_was_removed_is_gone_after_a_start_as_well() -> None:
+    """It stands in [peers] still, and is stored no more."""
+    done: list[Any] = []
+
+    async def store(found: Any) -> None:
+        done.append("stored")
+
+    network = SimpleNamespace(remove_peer=lambda node: done.append(("left", node)))
+    places = Places({}, cast(Any, network), store, lambda *what: done.append(("told", *what)), {3})
+    for _ in range(2):
+        await places.part(3)
+    assert done == [("left", 3), ("told", 3, "")]
+
+
 @pytest.mark.parametrize(
     ("text", "found"), [("127.0.0.1:1", ("127.0.0.1", 1)), ("[::1]:65535", ("[::1]", 65535)), ("n:7", ("n", 7))]
 )
