@@ -76,9 +76,10 @@ class Reconciler:
         self._steps: Iterator[None] = iter(())
         self._backlog: deque[Proposed] = deque()
         self._at = 0.0
-        # Until when a node gets nothing of a log, by uid; and the newest move that is over and was looked at.
+        # Until when a node gets nothing of a log, by uid; and the numbers of moves that are over and were looked at:
+        # they do not end in their order.
         self._avoided: dict[int, dict[int, float]] = {}
-        self._ended = 0
+        self._ended: frozenset[int] = frozenset()
         # Of the last plan: the nodes it was for, and the revision and leaders of one that found nothing.
         self._nodes: object = None
         self._settled: object = None
@@ -117,10 +118,10 @@ class Reconciler:
             if not left:
                 del self._avoided[uid]
         for one in ended:
-            if one.number > self._ended and one.outcome.startswith(REFUSED):
+            if one.number not in self._ended and one.outcome.startswith(REFUSED):
                 move = Move(*one.move)
                 self._avoided.setdefault(move.uid, {})[move.target] = now + AVOID_S
-        self._ended = max([self._ended, *(one.number for one in ended)])
+        self._ended = frozenset(one.number for one in ended)
 
     def _plan(self, now: float, seen: Seen) -> Steps[None]:
         nodes = {number: (row.state, row.zone, row.replaces) for number, row in seen.nodes.items()}

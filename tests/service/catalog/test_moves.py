@@ -313,6 +313,23 @@ def test_what_a_node_refused_it_is_not_offered_again_for_a_while() -> None:
     assert len([*world.look().propose, *world.look().propose]) == 8
 
 
+def test_a_refusal_that_ends_after_a_later_move_counts_too() -> None:
+    """Moves end as their groups let them: only those with a higher number than the last one were looked at."""
+    world = World(5, 2)
+    world.nodes[3] = node(DEAD)
+    world.take(world.look())
+    slow, quick = world.moves[1], world.moves.pop(2)
+    voters = tuple(sorted({1, 2, quick.target}))
+    world.logs[quick.uid] = world.logs[quick.uid]._replace(voters=voters)
+    world.ended = [Ended(2, tuple(quick), "done", 0)]
+    world.look()
+    world.moves.clear()
+    world.ended.append(Ended(1, tuple(slow), f"{REFUSED}no", 0))
+    world.now += 10
+    (row,) = world.look().propose
+    assert (row["uid"], row["target"]) == (slow.uid, 9 - slow.target)
+
+
 def test_many_nodes_share_what_is_begun() -> None:
     world = World(40, 1000)
     world.nodes[3] = node(DEAD)
