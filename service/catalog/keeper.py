@@ -32,7 +32,7 @@ from logyard.protocol.errors import LogyardError, Refused
 from .calls import CatalogCalls
 from .electorate import next_step
 from .mover import UNDO, Mover, report_of
-from .planner import Plan
+from .planner import GONE, Plan
 from .reconciler import Reconciler, Seen, planner_of
 from .silence import REPLACE_AFTER_S, Silence, too_many
 from .sleepers import WOKEN_AT_ONCE, Sleepers
@@ -434,7 +434,20 @@ class Keeper:
         self._making = {row.uid: self._making.get(row.uid, now) for row in rows if row.state == MAKING}
         late = [row for row in rows if row.state == MAKING and now - self._making[row.uid] > FINISH_S]
         if late and self._doors.calls.leads():
-            await self._doors.finish(late[:FINISHED_MAX])
+            await self._finish(catalog, late)
+
+    async def _finish(self, catalog: Catalog, late: Sequence[Log]) -> None:
+        """Finish creations of whose members a majority lives, and take those back of which none ever will again. The
+        others wait: each would be asked for as long as anybody may take to answer, and what is imported was perhaps
+        made long ago."""
+        gone = {number for number, known in nodes_of(catalog).rows if known.state in GONE}
+        lost = [row.uid for row in late if len(gone.intersection(row.members)) * 2 >= len(row.members)]
+        if lost:
+            await self._doors.calls.change("logs", "undo", {"uids": lost[:REPORTS_MAX]})
+        live = self._here.live
+        near = [row for row in late if len(live.intersection(row.members)) * 2 > len(row.members)]
+        if near:
+            await self._doors.finish(near[:FINISHED_MAX])
 
     async def _let_go_for_removed(self, catalog: Catalog, rows: Sequence[Log]) -> None:
         """Say of nodes that were removed that they have nothing any more: they never will themselves."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +14,8 @@ import trio.testing
 from logyard.engine.raft.configuration import Configuration
 from logyard.engine.raft.state import FOLLOWER, LEADER
 from logyard.engine.types import Spec
-from logyard.machines.catalog.nodes import ACTIVE, NODE_REMOVED, SILENT, Node
+from logyard.machines.catalog.logs import MAKING, Log
+from logyard.machines.catalog.nodes import ACTIVE, DEAD, NODE_REMOVED, REMOVED, SILENT, Node
 from logyard.machines.catalog.section import Table
 from logyard.protocol.errors import LogyardError, Refused
 from logyard.service.catalog import keeper as keeping
@@ -161,6 +162,32 @@ async def test_a_node_that_was_removed_before_it_had_a_copy_says_so(caplog: pyte
     assert len(caplog.messages) == 1, "it is said once"
     with pytest.raises(Refused, match="was removed from this cluster"):
         keeper.check()
+
+
+async def test_creations_whose_members_are_away_wait_and_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was asked for 15 s in the look of the catalogue's leader, and then taken back: an import, too, whose members
+    were away for a minute."""
+    told: list[Any] = []
+
+    async def change(*what: Any) -> None:
+        told.append(what)
+
+    async def finish(rows: Sequence[Any]) -> None:
+        told.append(("finish", [row.uid for row in rows]))
+
+    states = {1: ACTIVE, 2: ACTIVE, 3: SILENT, 4: DEAD, 5: REMOVED, 6: ACTIVE}
+    members = {11: (3, 6, 7), 12: (1, 3, 6), 13: (1, 4, 5), 14: (1, 4), 15: (1, 2, 4)}
+    rows = [Log(f"g{uid}", uid, "log", {}, some, 0, MAKING, 1) for uid, some in members.items()]
+    monkeypatch.setattr(keeping, "FINISH_S", -1.0)
+    monkeypatch.setattr(keeping, "logs_of", lambda catalog: SimpleNamespace(going_on=lambda: rows))
+    monkeypatch.setattr(
+        keeping, "nodes_of", lambda catalog: SimpleNamespace(rows=Rows({n: a_node(one) for n, one in states.items()}))
+    )
+    here: Any = SimpleNamespace(cluster="c", node_id=1, live={1, 2, 6})
+    calls = SimpleNamespace(change=change, leads=lambda: True)
+    keeper = Keeper(here, cast(Any, SimpleNamespace(calls=calls, registry=None, finish=finish)))
+    await keeper._let_go(cast(Any, None))
+    assert told == [("logs", "undo", {"uids": [13, 14]}), ("finish", [12, 15])]
 
 
 def led(uid: int) -> Any:
