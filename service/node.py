@@ -275,6 +275,7 @@ class Node:
             lambda: {"directory": own.origin.directory, "epoch": own.epoch, "versions": dict(keeper.VERSIONS), **said},
             system.names, system.members,
             system.has, system.live, configured, lambda: _denied(self.node_id, system.peers.status()),
+            lambda uid: uid in system.host.replica_gc.departed,
         )  # fmt: skip
         change = self.membership.change_membership
         asleep = sleepers.Sleepers(self.node_id, sleepers.Groups(system.quiescence.table, system.find, system.spec))

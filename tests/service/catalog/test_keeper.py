@@ -149,7 +149,8 @@ async def test_a_node_that_was_removed_before_it_had_a_copy_says_so(caplog: pyte
         raise LogyardError("node 2 was removed", code=NODE_REMOVED)
 
     here: Any = SimpleNamespace(
-        cluster="c", node_id=2, live={1, 2}, members={}, names={}, configured={1, 2}, said=dict, denied=lambda: False
+        cluster="c", node_id=2, live={1, 2}, members={}, names={}, configured={1, 2}, said=dict, denied=lambda: False,
+        left=lambda uid: False,
     )  # fmt: skip
     doors: Any = SimpleNamespace(
         calls=SimpleNamespace(change=change), say=lambda node, view: True, sleepers=SimpleNamespace(led=list)
@@ -160,6 +161,23 @@ async def test_a_node_that_was_removed_before_it_had_a_copy_says_so(caplog: pyte
         await keeper._look()
     assert "node 2 was removed from this cluster" in keeper.removed and keeper.trouble == keeper.removed
     assert len(caplog.messages) == 1, "it is said once"
+    with pytest.raises(Refused, match="was removed from this cluster"):
+        keeper.check()
+
+
+async def test_a_node_whose_copy_left_before_it_heard_why_says_so() -> None:
+    """Whoever applies the configuration without it tells its copy to go; nobody takes its word after that."""
+    denied = False
+    here: Any = SimpleNamespace(
+        cluster="c", node_id=3, live={3}, members={}, names={}, configured={1, 2, 3}, said=dict,
+        denied=lambda: denied, left=lambda uid: uid == keeper.uid,
+    )  # fmt: skip
+    keeper = Keeper(here, cast(Any, SimpleNamespace(calls=None)))
+    await keeper._look()
+    assert not keeper.removed, "it may be a learner again at any moment"
+    denied = True
+    await keeper._look()
+    assert "node 3 was removed from this cluster" in keeper.trouble
     with pytest.raises(Refused, match="was removed from this cluster"):
         keeper.check()
 
