@@ -56,7 +56,20 @@ class NodeConfig:
         default=("127.0.0.1", 7001),
         metadata={"meaning": "Where clients connect; port 0 takes a free one, not with `catalog`."},
     )
-    peer_listen: Address = field(default=("127.0.0.1", 7101), metadata={"meaning": "Where the other nodes connect."})
+    client_address: Address | None = field(
+        default=None,
+        metadata={
+            "meaning": "Where clients are sent, where that is not `client_listen`; needed where that is every address "
+            "(`0.0.0.0`, `::`)."
+        },
+    )
+    peer_listen: Address = field(
+        default=("127.0.0.1", 7101),
+        metadata={
+            "meaning": "Where the other nodes connect. With `catalog` they are told so; where it is every address, the "
+            "host that clients are sent to, with this port."
+        },
+    )
     metrics_listen: Address | None = field(
         default=None,
         metadata={"meaning": "Where Prometheus scrapes this node ([metrics](metrics.md)); nowhere when absent."},
@@ -121,6 +134,8 @@ class NodeConfig:
                     raise BadRequest(f"{key}: node {node} is this node; name only the others", key=key)
                 self._require_safe(key, address, self._door(table))
         self._require_safe("node.client_listen", self.client_listen, "client_tls")
+        if self.client_address is not None:
+            self._require_safe("node.client_address", self.client_address, "client_tls")
         self._require_safe("node.peer_listen", self.peer_listen, "tls")
         if self.metrics_listen is not None and not is_loopback(self.metrics_listen[0]):
             key, host = "node.metrics_listen", self.metrics_listen[0]
@@ -134,8 +149,8 @@ class NodeConfig:
                 raise BadRequest(
                     f"{key}: port 0 is any free one, and the other nodes have to know which: name it", key=key
                 )
-        if self.client_listen[0] in _EVERYWHERE and self.id not in self.clients:
-            key = f"clients.{self.id}"
+        if self.client_listen[0] in _EVERYWHERE and self.client_address is None and self.id not in self.clients:
+            key = "node.client_address"
             raise BadRequest(f"{key} is missing: say where clients find a node that listens on every address", key=key)
         if self.peer_secret not in _PROOFS:
             key = "node.peer_secret"
@@ -172,7 +187,7 @@ class NodeConfig:
     @property
     def client_addresses(self) -> dict[int, Address]:
         """Where clients find each node whose client address is known, this one included."""
-        return {self.id: self.client_listen, **self.clients}
+        return {self.id: self.client_address or self.client_listen, **self.clients}
 
 
 def load_config(path: Path, environ: Mapping[str, str]) -> NodeConfig:
@@ -254,6 +269,8 @@ def _node_value(key: str, value: object, root: Path) -> object:
         raise BadRequest(f"node.{key} = {value!r}: must be text in quotes", key=f"node.{key}")
     if key.endswith("_listen"):
         return _address(f"node.{key}", value, listen=True)
+    if key == "client_address":
+        return _address(f"node.{key}", value)
     if key in ("directory", "peer_secret_file"):
         if not value:
             what = "directory" if key == "directory" else "file"
@@ -392,8 +409,8 @@ def config_reference() -> str:
         "## [peers] and [clients]",
         "",
         "One key for each *other* node, its number in quotes: `[peers]` says where this node dials it, `[clients]`",
-        "where clients are sent when that node leads. `[clients]` may name this node too, where that is not the",
-        "address it listens on.",
+        "where clients are sent when that node leads. `[clients]` may name this node too, in place of",
+        "`client_address`.",
         "",
         "## [tls] and [client_tls]",
         "",

@@ -116,6 +116,9 @@ def test_with_tls_any_address_will_do(tmp_path: Path) -> None:
     assert config.client_tls.ca == tmp_path / "clients.pem" and config.client_tls.key == tmp_path / "node-key.pem"
     assert config.client_addresses == {1: ("one.example", 7001), 2: ("10.0.0.2", 7001)}
     assert config.peers == {2: ("two.example", 7101)}
+    own = "client_address = '[fd00::1]:7001'\n" + addresses.replace("1 = 'one.example:7001'\n", "")
+    config = load_config(write(tmp_path, MINIMAL + own + PEER_TLS + CLIENT_TLS), environ)
+    assert config.client_addresses == {1: ("fd00::1", 7001), 2: ("10.0.0.2", 7001)}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,9 @@ def test_with_tls_any_address_will_do(tmp_path: Path) -> None:
         (MINIMAL + "client_listen = '10.0.0.1:7001'", "that needs TLS: set ca, certificate and key in [client_tls]"),
         (MINIMAL + "client_listen = '10.0.0.1:7001'" + PEER_TLS, "set ca, certificate and key in [client_tls]"),
         (MINIMAL + "[peers]\n2 = '10.0.0.2:7102'" + CLIENT_TLS, "set ca, certificate and key in [tls]"),
-        (MINIMAL + "client_listen = '0.0.0.0:7001'" + CLIENT_TLS, "clients.1 is missing: say where clients find"),
+        (MINIMAL + "client_listen = '0.0.0.0:7001'" + CLIENT_TLS, "node.client_address is missing: say where clients"),
+        (MINIMAL + "client_address = 'one.example:7001'", "node.client_address: one.example is not a loopback address"),
+        (MINIMAL + "client_address = '127.0.0.1:0'", 'node.client_address = "127.0.0.1:0": a port is between'),
         (MINIMAL + "[tls]\nca = 'ca.pem'\nkey = 'k'", "tls.certificate is missing: ca, certificate"),
         (MINIMAL + "[client_tls]\ncertificat = 'x'", "unknown key certificat in [client_tls]; did you"),
         (MINIMAL + "[tls]\nca = 1", "tls.ca = 1: must name a file"),

@@ -17,6 +17,8 @@ from click.testing import CliRunner
 
 from logyard.client.sync import Yard, connect_sync
 from logyard.protocol.errors import UnknownGroup
+from logyard.service.catalog.join import joined_config, said
+from logyard.service.catalog.places import joined
 from logyard.service.certificates import Authority
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import ClusterFailed, LocalCluster, LocalNode, free_ports
@@ -92,6 +94,22 @@ def test_a_cluster_grows_from_one_node_to_three(growing: tuple[LocalCluster, Yar
     yard.log("orders").append(b"x", b"z")
     shown = run("nodes", "list", "--servers", cluster.nodes[1].client_address)
     assert [row["node"] for row in shown["nodes"]] == [1, 2, 3] and shown["nodes"][0]["held"] == 1
+
+
+def test_a_node_that_joins_may_listen_on_every_address(tmp_path: Path) -> None:
+    """It has no number yet that [clients] could say its address under."""
+    tls = "ca = 'ca.pem'\ncertificate = 'c.pem'\nkey = 'k.pem'\n"
+    path = tmp_path / "node.toml"
+    path.write_text(
+        "[node]\ndirectory = 'data'\nclient_listen = '0.0.0.0:7004'\npeer_listen = '0.0.0.0:7104'\n"
+        f"client_address = 'node-4:7204'\n[tls]\n{tls}[client_tls]\n{tls}"
+    )
+    (tmp_path / "data").mkdir()
+    told = {"directory": 7, "node": 4, "cluster": "c", "nodes": [[1, "10.0.0.1:7101", "10.0.0.1:7001"]]}
+    joined(tmp_path / "data").write_text(json.dumps(told))
+    config = joined_config(path, {}, None)
+    assert said(config) == {"peer": "node-4:7104", "client": "node-4:7204", "directory": 7}
+    assert config.client_addresses == {1: ("10.0.0.1", 7001), 4: ("node-4", 7204)}
 
 
 def test_a_node_that_has_moved_says_where_it_is(tmp_path: Path) -> None:
