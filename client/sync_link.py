@@ -16,7 +16,7 @@ from logyard.protocol import wire
 from logyard.protocol.errors import Unknown
 from logyard.protocol.frame import Buffer
 from logyard.protocol.pending import PendingReply
-from logyard.protocol.tls import TlsError, explain, gathered, identities, require_safe, require_server
+from logyard.protocol.tls import TlsError, explain, gathered, read_identities, require_safe, require_server
 from logyard.protocol.verbs import VERBS
 
 from .admin import T
@@ -73,7 +73,7 @@ class Connection:
                 self._socket = self._tls = context.wrap_socket(self._socket)
             self._exchange(lambda: self.channel.greeted, min(deadline, time.monotonic() + CONNECT_S))
             if self._tls is not None:
-                require_server(identities(self._tls.getpeercert()), self.channel.hello)
+                require_server(read_identities(self._tls), self.channel.hello)
         except (ssl.SSLError, TlsError) as error:
             self.close()
             raise not_secured(address, explain(error)) from None

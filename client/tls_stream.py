@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from logyard.protocol.frame import Buffer
-from logyard.protocol.tls import CALL_BYTES, READ_BYTES, Cipher, Identity, TlsError, identities
+from logyard.protocol.tls import CALL_BYTES, READ_BYTES, Cipher, Identity, TlsError, read_identities
 
 if TYPE_CHECKING:
     import socket
@@ -54,7 +54,7 @@ class TlsStream:
             await self._flush()
             raise
         await self._flush()
-        self.identities = identities(cipher.object.getpeercert())
+        self.identities = read_identities(cipher.object)
 
     async def recv_into(self, view: memoryview) -> int:
         """Return the bytes received into `view`; 0 at the end."""

@@ -117,6 +117,15 @@ def identities(certificate: Mapping[str, Any] | None) -> tuple[Identity, ...]:
     return tuple(found)
 
 
+def read_identities(link: ssl.SSLObject | ssl.SSLSocket) -> tuple[Identity, ...]:
+    """Return what the other side's certificate allows it to be, after the handshake. Raises `TlsError` for one that a
+    CA signed and Python can't read: it takes names in UTF-8 alone."""
+    try:
+        return identities(link.getpeercert())
+    except ValueError as error:
+        raise TlsError(f"the other side's certificate can't be read: {error}") from None
+
+
 def require(found: Sequence[Identity], cluster: object, role: str, name: str = "") -> None:
     """Raise `TlsError` unless one of the identities is this one (any `name` when it is empty)."""
     for each in found:

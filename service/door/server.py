@@ -216,6 +216,10 @@ class Connection:
         except OSError as error:
             server.note_refusal(error)
             return False
+        except Exception:
+            # As in `_receive`: a stranger's bytes are not the end of the node.
+            server.log.exception("connection closed by an unexpected error")
+            return False
         self._outgoing.push((server.hello,))
         self.greeted = True
         return await self._flush()

@@ -8,10 +8,12 @@ import itertools
 import os
 import random
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -114,6 +116,46 @@ async def test_who_is_refused_and_told_why(yard: Yard, files: Callable[[Yard], T
             await trio.to_thread.run_sync(blocking)
             await trio.to_thread.run_sync(asyncio.run, under_asyncio())
         assert await good.log("a").append(b"m", b"still here") == 0
+
+
+async def test_a_certificate_that_can_not_be_read_ends_its_connection_alone(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes names in UTF-8 alone; a CA signs others as well."""
+    read = ssl.SSLObject.getpeercert
+
+    def unread(link: ssl.SSLObject, binary_form: bool = False) -> Any:
+        return b"m\xfcller".decode() if link.server_side else read(link, binary_form)
+
+    async with secured(yard) as cluster:
+        with monkeypatch.context() as patch:
+            patch.setattr(ssl.SSLObject, "getpeercert", unread)
+            with trio.fail_after(5), pytest.raises(LogyardError):
+                async with connect([cluster.addresses[1]], tls=yard.client(), timeout=1.0):
+                    pass
+        async with connect([cluster.addresses[1]], tls=yard.client()) as good:
+            assert await good.nodes() == [1]
+
+
+async def test_a_servers_certificate_that_can_not_be_read_is_told(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = ssl.SSLObject.getpeercert
+
+    def unread(link: ssl.SSLObject | ssl.SSLSocket, binary_form: bool = False) -> Any:
+        return read(link, binary_form) if link.server_side else b"m\xfcller".decode()
+
+    monkeypatch.setattr(ssl.SSLObject, "getpeercert", unread)
+    monkeypatch.setattr(ssl.SSLSocket, "getpeercert", unread)
+    words = "the other side's certificate can't be read: .*0xfc"
+    async with secured(yard) as cluster:
+        with trio.fail_after(5), pytest.raises(LogyardError, match=words):
+            async with connect([cluster.addresses[1]], tls=yard.client(), timeout=1.0):
+                pass
+
+        def blocking() -> None:
+            with pytest.raises(LogyardError, match=words):
+                connect_sync([cluster.addresses[1]], tls=yard.client(), timeout=1.0)
+
+        await trio.to_thread.run_sync(blocking)
 
 
 async def test_who_joins_shows_a_nodes_certificate_and_asks_for_nothing_else(yard: Yard) -> None:

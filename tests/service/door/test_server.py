@@ -195,6 +195,23 @@ async def test_a_refused_handshake_leaves_nothing_to_the_collector(monkeypatch: 
             gc.enable()
 
 
+async def test_a_bug_within_a_handshake_ends_its_connection_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(connection: rpc.Connection) -> None:
+        await trio.lowlevel.checkpoint()
+        raise ValueError("of what a stranger sent")
+
+    async with fake_cluster(1) as cluster:
+        with monkeypatch.context() as patch:
+            patch.setattr(rpc.Connection, "_secure", fail)
+            raw = await Raw.open(cluster, hello=False)
+            await raw.send(b"GET / HTTP/1.0\r\n\r\n")
+            assert await raw.ended()
+        assert "connection closed by an unexpected error" in caplog.text
+        await Raw.open(cluster)
+
+
 async def test_a_silent_stranger_is_closed() -> None:
     config = SystemConfig(handshake_timeout_ms=100)
     async with fake_cluster(1, config) as cluster:
