@@ -139,6 +139,10 @@ class Network(AdminVerbs):
     def close(self) -> None:
         """Fail what is unfinished."""
         self.closed = True
+        # Nobody looks after their time any more; what is given from now on is refused by `kick`.
+        held, self._held = self._held, set()
+        for lane in held:
+            lane.unmark()
         gone = Unknown("the client was closed before the answer")
         for lane in list(self._lanes.values()):
             lane.give_up(gone)
@@ -275,6 +279,7 @@ class Network(AdminVerbs):
         self._check()
         while self.window.used >= self.window.limit:
             await self._freed.park()
+            self._check()
 
     # Links.
 

@@ -565,3 +565,29 @@ async def test_a_command_that_is_no_bytes_is_its_callers_error_alone() -> None:
             with pytest.raises(errors.BadRequest, match="a command is bytes, not str"):
                 await log.append(b"", command="x" * long)  # type: ignore[call-overload]
         assert [await one.wait() for one in given] == [1, 2, 3]
+
+
+async def test_who_waits_behind_a_held_lane_outlives_the_client_and_is_told() -> None:
+    told: list[errors.LogyardError] = []
+
+    async def append(log: Any) -> None:
+        with pytest.raises(errors.LogyardError) as caught:
+            await log.append(b"b")
+        told.append(caught.value)
+
+    with trio.fail_after(10):
+        async with fake_cluster(1) as cluster, trio.open_nursery() as outer:
+            cluster.create("a", [1], 1)
+            async with connect(seeds(cluster), window_bytes=100) as yard:
+                log = yard.log("a")
+                await log.append(b"x")
+                cluster.nodes[1].busy = 1 << 30
+                log.append_nowait(b"y" * 200)
+                while log.lane not in yard._held:
+                    await trio.sleep(0.001)
+                log.lane.held_until += 60
+                outer.start_soon(append, log)
+                while not yard._freed:
+                    await trio.sleep(0.001)
+            assert log.append_nowait(b"z").done
+    assert len(told) == 1
