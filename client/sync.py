@@ -425,7 +425,9 @@ class Yard(AdminVerbs, TopicVerbs):
         return connection
 
     def _give(self, connection: Connection, broken: bool) -> None:
-        if not broken and not connection.channel.pending:
+        channel = connection.channel
+        # Whoever was interrupted leaves an answer to come, or the rest of a frame to be sent.
+        if not (broken or channel.pending or channel.outgoing.size):
             with self._lock:
                 idle = self._idle.setdefault(connection.address, [])
                 if not self.closed and len(idle) < IDLE_CONNECTIONS:

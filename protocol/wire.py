@@ -294,14 +294,16 @@ class Outgoing:
 
     def sent(self, count: int) -> None:
         """Drop `count` bytes, which the socket took."""
-        self.size -= count
         buffers = self._buffers
-        while count:
+        left = count
+        while left:
             first = buffers.popleft()
-            if len(first) > count:
-                buffers.appendleft(memoryview(first)[count:])
-                return
-            count -= len(first)
+            if len(first) > left:
+                buffers.appendleft(memoryview(first)[left:])
+                break
+            left -= len(first)
+        # At last: a thread that is interrupted here has something unsent.
+        self.size -= count
 
 
 class Receiver:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any, cast
 
 import pytest
 import trio
@@ -15,6 +16,7 @@ import trio.testing
 from logyard.client import errors
 from logyard.client.admin import Call, leaders_view
 from logyard.client.sync import connect_sync
+from logyard.protocol.frame import Buffer
 
 from .fake_system import FakeCluster, fake_cluster, start_node
 
@@ -186,6 +188,39 @@ async def test_an_idle_connection_that_was_closed_is_not_used() -> None:
         assert [head for head, _ in cluster.logs["a"].records] == [b"before", b"after"]
         yard.close()
         nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_that_is_interrupted_within_a_frame_is_not_used_again() -> None:
+    """It would go on with the rest of that frame, which nobody waits for."""
+    async with fake_cluster(1) as cluster:
+        cluster.create("a", [1], 1)
+        await in_thread(interrupted, list(cluster.addresses.values()))
+
+
+class Interrupts:
+    """A socket whose user presses Ctrl-C when a part of a frame has left."""
+
+    def __init__(self, sock: Any) -> None:
+        self.sock = sock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sock, name)
+
+    def sendmsg(self, buffers: Sequence[Buffer]) -> int:
+        self.sock.send(b"".join(buffers)[:20])
+        raise KeyboardInterrupt
+
+
+def interrupted(servers: list[str]) -> None:
+    with connect_sync(servers) as yard:
+        log = yard.log("a")
+        log.append(b"first")
+        ((connection,),) = yard._idle.values()
+        connection._socket = cast(Any, Interrupts(connection._socket))
+        with pytest.raises(KeyboardInterrupt):
+            log.append(b"never", b"z" * 5000, reply="none")
+        assert not yard._idle.get(connection.address)
+        assert log.append(b"second") == 1
 
 
 def test_importing_it_loads_neither_trio_nor_lmdb_nor_the_engine() -> None:
