@@ -40,7 +40,11 @@ class TrioRuntime:
 
     async def resolve(self, host: str, port: int) -> list[tuple[int, int, int, Any]]:
         """Find a TCP server's addresses. Raises OSError."""
-        found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+        try:
+            found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+        except UnicodeError as error:
+            # It takes fewer names than `parse_address` does, which goes by what Python's own takes.
+            raise OSError(f"{host!r} is no name of a host: {error}") from None
         return [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
 
     async def connect(self, family: int, kind: int, protocol: int, address: Any) -> Socket:

@@ -315,7 +315,11 @@ async def dial(
     try:
         prepare(raw, config)
         with trio.fail_after(config.handshake_timeout_ms / 1000):
-            await sock.connect((host, port))
+            try:
+                await sock.connect((host, port))
+            except ValueError as error:
+                # Names come from others: one that can't be looked up is a peer that is not there.
+                raise OSError(f"{host!r} is no name of a host: {error}") from None
             if guard is not None:
                 stream, write, require = await guard.dial(sock, raw)
                 require(hello.cluster, hello.expected)

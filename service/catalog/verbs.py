@@ -112,7 +112,10 @@ class CatalogVerbs:
 
 
 def _check_addresses(values: Mapping[str, Any]) -> None:
-    """Raise `BadRequest` for addresses of a node that are none: all others would go by them."""
+    """Raise `BadRequest` for addresses of a node that are none, or that not all programs read alike: all others would
+    go by them."""
     for key in ("peer", "client"):
-        if values.get(key):
-            address(str(values[key]))
+        if text := str(values.get(key) or ""):
+            address(text)
+            if not (text.isascii() and text.isprintable()):
+                raise BadRequest(f"{text!r} is no address for all: give HOST:PORT in ASCII (a name's form xn--...)")

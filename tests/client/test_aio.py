@@ -390,7 +390,7 @@ async def test_bad_arguments_are_refused_where_they_are_given() -> None:
 
 async def test_nobody_there_is_told_in_time() -> None:
     with trio.fail_after(5), pytest.raises(errors.LogyardError, match="cannot reach"):
-        async with connect(["127.0.0.1:1"], timeout=0.2):
+        async with connect(["127.0.0.1:1", "\u2603.example:1"], timeout=0.2):
             pass
 
 

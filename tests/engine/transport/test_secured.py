@@ -118,3 +118,15 @@ async def test_off_loopback_needs_the_guard(yard: Yard) -> None:
     config = replace(CONFIG, handshake_timeout_ms=30)
     with pytest.raises((OSError, trio.TooSlowError)):
         await dial(("192.0.2.1", 7), hello, config, lambda theirs: None, guard(yard.node(1)))
+
+
+@pytest.mark.parametrize("host", ["b\xfccher_1.example", "\u2603.example", "a\0b", "a..b"])
+async def test_a_name_that_no_resolver_takes_is_a_peer_that_is_not_there(yard: Yard, host: str) -> None:
+    """Every node of the cluster ended when it heard of it, and at each of its starts."""
+    a, b = secured(yard, 1), secured(yard, 2)
+    async with cluster(a, b):
+        a.peers.add_peer(3, (host, 7000))
+        with trio.fail_after(5):
+            while "no name of a host" not in a.peers.status()[1].error:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+        await a.until(lambda: a.recorder.ups == [2])

@@ -17,6 +17,10 @@ from logyard.service.catalog.verbs import CatalogVerbs
 WRONG = ["somehost", "somehost:", ":7000", "h:70000", "h:0", "h:-1", "h:x", "a..b:7000"]
 
 
+# What Python's own idea of such names takes (IDNA 2003), and trio, which dials, does not.
+UNREAD = ["b\xfccher_1.example:7000", "\u2603.example:7000", "a\0b:7000"]
+
+
 @pytest.mark.parametrize("text", WRONG)
 async def test_what_is_no_address_is_not_stored(text: str) -> None:
     """It ended whoever heard of it, and each of their starts."""
@@ -86,7 +90,7 @@ def test_what_an_older_program_stored_is_not_dialled() -> None:
 
 
 @pytest.mark.parametrize("key", ["peer", "client"])
-@pytest.mark.parametrize("text", WRONG)
+@pytest.mark.parametrize("text", [*WRONG, *UNREAD, "b\xfccher.example:7000"])
 async def test_nobody_tells_the_catalogue_what_is_no_address(key: str, text: str) -> None:
     told: list[Any] = []
 
