@@ -229,14 +229,14 @@ class WriterProcess:
                 await process.stdin.send_all(part)
             header, _ = await self._receive(process)
             return header
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise _Died from None
-        finally:
-            if sys.exception() is not None:
-                with trio.CancelScope(shield=True):
-                    # Also when cancelled: its reply would be taken for the next job's.
-                    await self._end(process)
-                    await self._until(lambda: self._process is not process)
+        except BaseException as error:
+            with trio.CancelScope(shield=True):
+                # Also when cancelled: its reply would be taken for the next job's.
+                await self._end(process)
+                await self._until(lambda: self._process is not process)
+            if isinstance(error, trio.BrokenResourceError | trio.ClosedResourceError):
+                raise _Died from None
+            raise
 
     async def _receive(self, process: trio.Process) -> tuple[list[Any], bytes]:
         """Return header and body of the next message. Raises `_Died`, `WireBroken`."""

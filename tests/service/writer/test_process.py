@@ -64,6 +64,18 @@ async def test_garbage_is_collected_between_jobs_and_not_within_them(tmp_path: P
     assert collected.count("after reply") >= 6
 
 
+async def test_a_job_that_is_done_while_an_error_is_handled_ends_no_process(tmp_path: Path) -> None:
+    """What whoever waits for it handles is no failure of the job: a compaction that met a full disk, say."""
+    async with cluster(tmp_path, 1, writer=COMMAND, payload_cache_bytes=0) as c:
+        await c.fill(1, 20, 40 * KIB)
+        try:
+            raise NoSpace("full")
+        except NoSpace:
+            await c.nodes[1].compact()
+        status = c.nodes[1].status()["writer"]
+        assert status["jobs"] == 2 and status["starts"] == 1 and status["pid"] == writer_of(c).pid != 0
+
+
 async def test_jobs_run_in_the_process_and_it_ends_with_the_system(tmp_path: Path) -> None:
     async with cluster(tmp_path, 1, writer=COMMAND, payload_cache_bytes=0) as c:
         writer = writer_of(c)
