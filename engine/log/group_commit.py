@@ -281,7 +281,10 @@ class GroupCommit:
                 await free.wait()
             except BaseException:
                 # Whose turn it is writes or passes it on: nobody who has given up may be asked.
-                self._idle.remove(free.set)
+                if free.set in self._idle:
+                    self._idle.remove(free.set)
+                elif not self.busy:
+                    self._freed()
                 raise
         if self.error is not None:
             raise self.error

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from logyard.engine.entry import COMMANDS, Entry
 from logyard.engine.log import group_commit as durability_module
@@ -206,6 +207,29 @@ async def test_who_gives_up_waiting_for_the_wal_does_not_take_the_next_batch_alo
             with trio.move_on_after(2):
                 await done.wait()
             assert done.is_set(), "the append waits for a batch that nobody starts"
+
+
+@pytest.mark.parametrize("other", ["alone", "a batch"])
+async def test_who_is_cancelled_as_its_turn_comes_passes_it_on(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    one = group_commit()
+    got: list[str] = []
+    monkeypatch.setattr(one, "kick", lambda: got.append("a batch"))
+
+    async def alone() -> None:
+        got.append(await one.exclusive(lambda: "alone"))
+
+    one._alone = True
+    with trio.fail_after(5):
+        async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
+            nursery.start_soon(one.exclusive, lambda: None)
+            await trio.testing.wait_all_tasks_blocked()
+            if other == "alone":
+                outer.start_soon(alone)
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+            one._alone = False
+            one._freed()
+    assert other in got
 
 
 async def test_a_wal_that_stops_ends_its_thread(tmp_path: Path) -> None:
