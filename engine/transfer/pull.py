@@ -87,6 +87,9 @@ def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[
     rows = []
     at = 0
     for index, term, data, numbers in entries:
+        if isinstance(data, int):
+            # Too much for a header: so many bytes of the body.
+            data, at = bytes(body[at : at + data]), at + data
         entry = parse_entry(data, where)
         live = set(numbers)
         count = 0
@@ -190,7 +193,7 @@ class Pulls:
         self._questions[request] = node, pending
         header = {
             "uid": uid, "index": index, "ranges": [list(one) for one in ranges], "chunks": list(chunks),
-            "limit": config.snapshot_piece_bytes,
+            "limit": config.snapshot_piece_bytes, "beside": True,
         }  # fmt: skip
         patience = config.snapshot_stall_ms / 1000 + LATE_PIECES * config.snapshot_piece_bytes / self.pace.bytes_per_s
         try:

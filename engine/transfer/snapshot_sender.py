@@ -52,6 +52,9 @@ WAITING_MAX = 64
 """Pulls of one node that may wait for that; an honest one has as many as it receives transfers."""
 LOOKED_AT_MAX = 4096
 """Entries looked at for one answer: those without payload cost time as well."""
+METADATA_BYTES = 4 << 20
+"""Of the entries in one answer: half of what a blob's header may be. What one entry alone has above it is in the body,
+if who asks can read that."""
 
 
 class MetaBatch(Protocol):
@@ -286,13 +289,20 @@ class PullAnswers:
             batch, through = batch[:1], batch[0][0].index
             live = live_digest(member.liveness, covered(ranges, through))
             body = await self._bodies(member, batch)
+        metadata: list[bytes | int] = [one.data for one, _ in batch]
+        beside = []
+        if header.get("beside") and len(batch) == 1 and len(batch[0][0].data) > METADATA_BYTES:
+            beside, metadata = [batch[0][0].data], [len(batch[0][0].data)]
         answer = {
             "uid": uid,
-            "entries": [[one.index, one.term, one.data, [unit.number for unit in units]] for one, units in batch],
+            "entries": [
+                [one.index, one.term, data, [unit.number for unit in units]]
+                for (one, units), data in zip(batch, metadata, strict=True)
+            ],
             "through": through, "release": release, "live": live,
             "chunks": [[name, len(data)] for name, data in chunks], "error": None,
         }  # fmt: skip
-        return answer, [*(data for _, data in chunks), *body]
+        return answer, [*(data for _, data in chunks), *beside, *body]
 
     async def _bodies(self, member: Member, batch: Sequence[tuple[Located, list[Unit]]]) -> list[Buffer]:
         wanted = [Wanted(one, unit, 0, unit.length) for one, units in batch for unit in units]
@@ -301,11 +311,12 @@ class PullAnswers:
     def _collect(
         self, member: Member, ranges: Sequence[Range], limit: int
     ) -> tuple[list[tuple[Located, list[Unit]]], int]:
-        """Return what lives here of the first entries of `ranges`, about `limit` bytes, and up to which index that is
-        all: up to damage, if something comes before it."""
+        """Return what lives here of the first entries of `ranges`, about `limit` bytes and never more metadata than a
+        header has room for but of one entry alone, and up to which index that is all: up to damage, if something comes
+        before it."""
         applied = member.raft.applied
         batch: list[tuple[Located, list[Unit]]] = []
-        size = looked = through = 0
+        size = metadata = looked = through = 0
         for first, last in ranges:
             last = min(last, applied)
             if first > last:
@@ -326,6 +337,9 @@ class PullAnswers:
                 found = [(unit.number, unit.first_ordinal, unit.records) for unit in units_of(located.data)]
                 live = member.liveness.live_units(located.index, found) if found else set()
                 if live:
+                    metadata += len(located.data)
+                    if batch and metadata > METADATA_BYTES:
+                        return batch, batch[-1][0].index
                     if located.home is None and not self._holds(located.entry):
                         raise LogyardError(f"the payload of entry {located.index} is neither stored nor released here")
                     units = [unit for unit in units_of(located.data) if unit.number in live]

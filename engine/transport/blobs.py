@@ -101,6 +101,10 @@ def _bytes(value: Any) -> bool:
     return isinstance(value, bytes)
 
 
+def _bytes_or_number(value: Any) -> bool:
+    return _bytes(value) or _number(value)
+
+
 def _uids(value: Any) -> bool:
     return isinstance(value, bytes) and len(value) % 8 == 0
 
@@ -133,7 +137,7 @@ def _versions(value: Any) -> bool:
 
 _UIDS = {"uids": _list_of(_number)}
 _SPEC = _row(_number, _text, _text, _text_map, _list_of(_number), _number)
-_PIECE = _row(_number, _number, _bytes, _list_of(_number))
+_PIECE = _row(_number, _number, _bytes_or_number, _list_of(_number))
 
 SHAPES: Mapping[int, Mapping[str, Check]] = {
     UNKNOWN_GROUPS: _UIDS,
@@ -160,6 +164,7 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
         "ranges": _list_of(_row(_number, _number)),
         "chunks": _list_of(_bytes),
         "limit": _number,
+        "beside?": _flag,
     },
     SNAPSHOT_PIECE: {
         "uid": _number,

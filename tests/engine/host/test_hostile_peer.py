@@ -133,7 +133,7 @@ def plausible(chance: random.Random, kind: int, uid: int) -> dict[Any, Any]:
     if chance.random() < 0.4:
         spec[chance.randrange(len(spec))] = anything(chance)
     ranges = [[chance.choice(HUGE), chance.choice(HUGE)] for _ in range(chance.randrange(3))]
-    piece = [number, number, chance.randbytes(60), [0, 1]]
+    piece = [number, number, chance.choice((chance.randbytes(60), number)), [0, 1]]
     header: dict[Any, Any] = {
         "limit": chance.choice(HUGE), "through": number, "release": chance.choice(HUGE), "live": 5,
         "chunks": chance.choice(([], [b"x" * 16], [[b"x" * 16, 5]], [[b"", 2**63]], [b""])),

@@ -16,13 +16,16 @@ import xxhash
 
 from logyard.engine.config import SystemConfig
 from logyard.engine.entry import Entry, build_commands
+from logyard.engine.ports import SourceEntry
 from logyard.engine.ranges import Range, covered
 from logyard.engine.replica.member import HALTED, RUNNING
 from logyard.engine.replica.reader import Located, Wanted
 from logyard.engine.transfer import snapshot_sender
 from logyard.engine.transfer.pull import Piece, live_digest, read_piece
 from logyard.engine.transfer.snapshot_sender import SERVED_MAX, WAITING_MAX, PullAnswers
-from logyard.engine.transport.blobs import SNAPSHOT_PIECE
+from logyard.engine.transport.blobs import SNAPSHOT_PIECE, check_shape
+from logyard.engine.transport.config import TransportConfig
+from logyard.engine.transport.frame import BULK, HEADER_BYTES, decode_blob, encode_blob, parse_header
 from logyard.engine.types import Buffer
 from logyard.payloads.liveness import Liveness
 from logyard.protocol.errors import Corrupt
@@ -32,9 +35,10 @@ UID, TERM, LAST = 7, 2, 10
 ROT = Corrupt("a file", 0, "it", "rot")
 
 
-def entry(index: int) -> Entry:
-    """An entry of two units, each of one record."""
-    frames = [memoryview(b"".join(encode_frame([(b"", b"%d of %d" % (at, index))], command=b""))) for at in range(2)]
+def entry(index: int, command: bytes = b"") -> Entry:
+    """An entry of two units, each of one record with this command."""
+    bodies = [b"%d of %d" % (at, index) for at in range(2)]
+    frames = [memoryview(b"".join(encode_frame([(b"", body)], command=command))) for body in bodies]
     return build_commands(UID, index, TERM, 0, frames)
 
 
@@ -52,6 +56,7 @@ class Rig:
         self.unlocated: set[int] = set()
         self.lost: set[int] = set()
         self.held = True
+        self.more: dict[str, Any] = {"beside": True}
         self.reading = self.most = self.touched = 0
         self.liveness = Liveness()
         configuration = SimpleNamespace(nodes=lambda: {1, 2, 3})
@@ -106,7 +111,7 @@ class Rig:
     ) -> Piece:
         """What a question brings, checked as a receiver does it. Raises AssertionError with the reason it was refused
         for."""
-        header = {"uid": uid, "index": 10, "ranges": ranges, "chunks": chunks, "limit": limit}
+        header = {"uid": uid, "index": 10, "ranges": ranges, "chunks": chunks, "limit": limit, **self.more}
         async with trio.open_nursery() as self.nursery:
             self.answers.on_pull(node, 77, header)
         ((to, request, answer, body),) = self.sent
@@ -127,6 +132,42 @@ def kept(piece: Piece) -> dict[int, set[int]]:
 
 
 BOTH = {0, 1}
+
+
+class Wired(Rig):
+    """With the transport between: what is no blob is not sent, and what comes has its shape."""
+
+    def send(self, node: int, kind: int, request: int, header: Any, body: Sequence[Buffer] = ()) -> bool:
+        frame = b"".join(encode_blob(kind, request, header, body))
+        at = HEADER_BYTES + parse_header(frame[:HEADER_BYTES], BULK, TransportConfig()).section
+        blob = decode_blob(frame[HEADER_BYTES:at], memoryview(frame)[at:])
+        check_shape(kind, blob.header)
+        return super().send(node, kind, request, blob.header, [blob.body])
+
+
+@pytest.mark.parametrize(
+    ("mib", "asked", "pieces"), [(1, True, 2), (2, True, 6), (9, True, 6), (1, False, 2), (2, False, 6)]
+)
+async def test_entries_come_however_much_command_they_have(mib: int, asked: bool, pieces: int) -> None:
+    rig = Wired()
+    rig.more = {"beside": True} if asked else {}
+    rig.entries = {index: entry(index, bytes(mib << 19)) for index in range(1, 7)}
+    rig.liveness.release((2, 0), (2, 1))
+    came: list[SourceEntry] = []
+    while len(came) < 6:
+        piece = await rig.ask([(len(came) + 1, 6)])
+        assert piece.rows and piece.through == piece.rows[-1].index
+        came += piece.rows
+    assert [one.data for one in came] == [one.data for one in rig.entries.values()] and came[1].live == {1}
+    assert rig.answers.pieces == pieces
+
+
+async def test_who_knows_of_no_metadata_beside_the_header_is_told_what_is_too_large_for_it() -> None:
+    rig = Wired()
+    rig.more = {}
+    rig.entries[1] = entry(1, bytes(5 << 20))
+    assert "a blob's header" in await rig.refusal([(1, 2)])
+    assert kept(await rig.ask([(2, 3)])) == {2: BOTH, 3: BOTH}
 
 
 async def test_all_that_lives_comes_with_the_release_that_explains_the_rest() -> None:
