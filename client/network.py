@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from logyard.protocol.errors import LogyardError, NotLeader, Unknown, WrongKind
+from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Unknown, WrongKind
 from logyard.protocol.frame import Buffer
 from logyard.protocol.pending import PendingReply
 from logyard.protocol.records import Page
+from logyard.protocol.verbs import NAME
 
 from ._async.admin import AdminVerbs
 from .admin import Call, T
@@ -335,7 +336,14 @@ class Network(AdminVerbs):
         """Have a group's leader found; return what is settled when it is, and can be reached."""
         wanted = self._wanted.get(name)
         if wanted is None:
-            wanted = self._wanted[name] = Wanted()
+            wanted = Wanted()
+            try:
+                # Others are asked for by the same call, which is refused whole.
+                NAME.check(name)
+            except BadRequest as refusal:
+                wanted.fail(refusal)
+                return wanted
+            self._wanted[name] = wanted
             self._locate_bell.ring()
         return wanted
 

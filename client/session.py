@@ -120,9 +120,12 @@ class Channel:
         self, method: str, arguments: dict[str, object], pending: PendingReply[Any], pushed: Pushed | None = None
     ) -> None:
         """Queue a call; `pending` gets a RESULT's value or DATA's (header, bytes), `pushed` what is sent before that.
-        Raises `BadRequest` when its arguments are too long for one."""
+        Raises `BadRequest` when its arguments are too long for one, or have half a surrogate pair."""
         request = self._request + 1
-        frame = wire.encode_call(request, method, arguments)
+        try:
+            frame = wire.encode_call(request, method, arguments)
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"{method} has a text that is not UTF-8: {error}") from None
         if len(frame) - wire.HEADER_BYTES > wire.CALL_BYTES_MAX:
             raise BadRequest(f"the arguments of {method} are longer than {wire.CALL_BYTES_MAX} bytes; split the call")
         self._request = request

@@ -20,6 +20,7 @@ from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Unknown
 from logyard.protocol.frame import Buffer, Frame
 from logyard.protocol.records import Page
 from logyard.protocol.tls import TlsConfig, client_context
+from logyard.protocol.verbs import NAME
 
 from ._sync.admin import AdminVerbs
 from ._sync.consumer import TopicVerbs
@@ -496,11 +497,12 @@ class Yard(AdminVerbs, TopicVerbs):
 
     def _leader(self, name: str, retry: Retry, kind: str = "") -> tuple[int, tuple[str, int]]:
         """Return (uid, address) of a group's leader: from the cache, else asked of node after node. Raises
-        `WrongKind`."""
+        `WrongKind`, and `BadRequest` for what is no name."""
         with self._lock:
             leader = self._routes.leader(name, kind)
             if leader in self._routes.addresses:
                 return self._routes.groups[name][0], self._routes.addresses[leader]
+        NAME.check(name)
         unknown, unheard = 0, []
         everyone = self._everyone()
         self._chance.shuffle(everyone)

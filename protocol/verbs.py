@@ -131,11 +131,20 @@ def text(name: str, default: str | None = None, *, most: int = TEXT_MAX) -> Fiel
     takes = f"a text of 1 to {most} characters"
 
     def check(value: Any) -> str:
-        if isinstance(value, str) and value and len(value) <= most:
+        if isinstance(value, str) and value and len(value) <= most and (value.isascii() or _is_utf8(value)):
             return value
         raise BadRequest(f"{name} is {takes}")
 
     return Field(name, takes, check, default)
+
+
+def _is_utf8(value: str) -> bool:
+    """Return whether a text can be sent: one with half a surrogate pair can't."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def number(name: str, default: int | None = None, *, least: int = 0, cap: int = NUMBER_MAX) -> Field:

@@ -591,3 +591,24 @@ async def test_who_waits_behind_a_held_lane_outlives_the_client_and_is_told() ->
                     await trio.sleep(0.001)
             assert log.append_nowait(b"z").done
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+@pytest.mark.parametrize("name", ["half \ud800", b"orders", "x" * 129], ids=["half", "bytes", "long"])
+async def test_a_name_that_can_not_be_one_is_its_callers_error_alone(name: Any, exactly_once: bool) -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster), exactly_once=exactly_once) as yard:
+        await yard.create("orders", members=[1, 2, 3])
+        with pytest.raises(errors.BadRequest, match="name is a text"):
+            await yard.log(name).append(b"x", timeout=5)
+        with pytest.raises(errors.BadRequest, match="name is a text"):
+            await yard.log(name).latest()
+        with pytest.raises(errors.BadRequest):
+            await yard.create(name, members=[1])
+        assert await yard.log("orders").append(b"x", timeout=5) == 0
+
+
+async def test_a_call_with_texts_that_can_not_be_sent_is_refused() -> None:
+    async with fake_cluster() as cluster, connect(seeds(cluster)) as yard:
+        with pytest.raises(errors.BadRequest, match="create_batch has a text that is not UTF-8"):
+            await yard.create_batch(["fine", "half \ud800"], members=[1])
+        assert await yard.nodes() == [1, 2, 3]

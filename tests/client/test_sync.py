@@ -223,6 +223,25 @@ def interrupted(servers: list[str]) -> None:
         assert log.append(b"second") == 1
 
 
+@pytest.mark.parametrize("exactly_once", [False, True])
+@pytest.mark.parametrize("name", ["half \ud800", b"orders", "x" * 129], ids=["half", "bytes", "long"])
+async def test_a_name_that_can_not_be_one_is_its_callers_error_alone(name: Any, exactly_once: bool) -> None:
+    async with fake_cluster() as cluster:
+        await in_thread(no_name, list(cluster.addresses.values()), name, exactly_once)
+
+
+def no_name(servers: list[str], name: Any, exactly_once: bool) -> None:
+    with connect_sync(servers, exactly_once=exactly_once) as yard:
+        yard.create("orders", members=[1, 2, 3])
+        with pytest.raises(errors.BadRequest, match="name is a text"):
+            yard.log(name).append(b"x", timeout=5)
+        with pytest.raises(errors.BadRequest, match="name is a text"):
+            yard.log(name).latest()
+        with pytest.raises(errors.BadRequest):
+            yard.create(name, members=[1])
+        assert yard.log("orders").append(b"x") == 0
+
+
 def test_importing_it_loads_neither_trio_nor_lmdb_nor_the_engine() -> None:
     code = (
         "import sys, logyard.client.sync\n"
