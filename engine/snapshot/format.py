@@ -26,7 +26,11 @@ FORMAT = 2
 HEAD = struct.Struct("<4sHHQQ")
 """magic, format, 0, length of the manifest in bytes, xxh3-64 of the manifest seeded with the group's uid."""
 INLINE_BYTES = 64 << 10
-"""Sections up to this size stay in the manifest: one row more would cost more than writing them again."""
+"""Sections up to this size stay in the manifest, unless they are many: one row more would cost more than writing them
+again."""
+MANIFEST_BYTES = 8 << 20
+"""Of sections in a manifest, which goes to another node as one frame: where there are more, only `TINY_BYTES` are."""
+TINY_BYTES = 1 << 10
 CHUNK_BYTES = 1 << 20
 HASH_BYTES = 16
 
@@ -87,11 +91,18 @@ class Encoded(NamedTuple):
 
 def encode(snapshot: Snapshot) -> bytes:
     """Return bytes of a snapshot with every section inline."""
-    return split(snapshot, 1 << 62).manifest
+    return _encoded(snapshot, 1 << 62).manifest
 
 
 def split(snapshot: Snapshot, inline_bytes: int = INLINE_BYTES) -> Encoded:
-    """Return a snapshot's manifest, with sections above `inline_bytes` as chunks."""
+    """Return a snapshot's manifest, with sections above `inline_bytes` as chunks; and those above `TINY_BYTES`, where
+    the others are more than `MANIFEST_BYTES` together."""
+    if sum([len(data) for data in snapshot.sections.values() if len(data) <= inline_bytes]) > MANIFEST_BYTES:
+        inline_bytes = min(inline_bytes, TINY_BYTES)
+    return _encoded(snapshot, inline_bytes)
+
+
+def _encoded(snapshot: Snapshot, inline_bytes: int) -> Encoded:
     rows: list[tuple[object, ...]] = []
     chunks: dict[bytes, memoryview] = {}
     beside = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, Self
 
 import trio
@@ -34,7 +34,6 @@ from .frame import (
     Hello,
     check_section,
     decode_hello,
-    encode_blob,
     encode_hello,
     parse_header,
 )
@@ -158,12 +157,6 @@ class Link:
     def drop(self) -> None:
         """Count a frame that was not worth encoding."""
         self.dropped += 1
-
-    def send_blob(
-        self, kind: int, request: int, header: Mapping[str, Any] | bytes, body: Buffer | Sequence[Buffer] = ()
-    ) -> bool:
-        """Queue one BLOB frame; return False when it was dropped."""
-        return self.send(encode_blob(kind, request, header, body))
 
     def reset(self, reason: str) -> None:
         """End the present connection; the owner dials again."""

@@ -124,7 +124,10 @@ class MemoryPeers:
         control: bool = False,
     ) -> bool:
         """Send as `Peers.send_blob` does."""
-        return self._send(node, CONTROL if control else BULK, encode_blob(kind, request, header, body))
+        lane = CONTROL if control else BULK
+        frame = encode_blob(kind, request, header, body)
+        parse_header(frame[0], lane, self.config)
+        return self._send(node, lane, frame)
 
     def epoch_of(self, node: int) -> int:
         """Return the highest epoch seen of a peer; 0 before the first."""

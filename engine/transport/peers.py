@@ -33,7 +33,9 @@ from .frame import (
     Hello,
     decode_blob,
     decode_renewal,
+    encode_blob,
     encode_renewal,
+    parse_header,
 )
 from .handler import Handler, PeerStatus, no_peer
 from .link import Address, Guard, Link, Stream, dial, receive
@@ -252,10 +254,16 @@ class Peers:
         """Send one blob; return False when it was dropped (no link, no room). `control` is for small, urgent ones.
 
         `header` holds plain values (or is the msgpack of such a map), at most 8 MiB; header and body together stay
-        below `frame_bytes_max` (`control_frame_bytes`). Raises `BadRequest` for a header that is too large.
+        below `frame_bytes_max` (`control_frame_bytes`). Raises `BadRequest` for what the other side would refuse to
+        read: a header, or all of it, that is too large.
         """
         peer = self._peers.get(node)
-        return peer is not None and peer.links[CONTROL if control else BULK].send_blob(kind, request, header, body)
+        if peer is None:
+            return False
+        link = peer.links[CONTROL if control else BULK]
+        frame = encode_blob(kind, request, header, body)
+        parse_header(frame[0], link.lane, self.config)
+        return link.send(frame)
 
     def epoch_of(self, node: int) -> int:
         """Return the highest epoch seen of a peer; 0 before the first."""

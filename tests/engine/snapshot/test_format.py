@@ -10,7 +10,9 @@ from logyard.engine.snapshot.format import (
     CHUNK_BYTES,
     FORMAT,
     HEAD,
+    INLINE_BYTES,
     MAGIC,
+    MANIFEST_BYTES,
     Snapshot,
     assemble,
     decode,
@@ -91,3 +93,15 @@ def test_a_chunk_that_is_missing_or_another_is_refused() -> None:
     for wrong in ({first: stored[first]}, {**stored, second: stored[first]}, {**stored, second: stored[second] + b"x"}):
         with pytest.raises(Corrupt):
             decode(found.manifest, 7, wrong.get)
+
+
+@pytest.mark.parametrize("inline", [INLINE_BYTES, 1 << 10, CHUNK_BYTES])
+def test_a_manifest_has_a_bound_however_many_small_sections_there_are(inline: int) -> None:
+    parts = {f"{number:05d}": number.to_bytes(4, "big") * 15_000 for number in range(1300)}
+    snapshot = Snapshot(7, 100, 3, b"conf", 3, 90, 5, parts, b"live")
+    found = split(snapshot, inline)
+    assert len(found.manifest) < MANIFEST_BYTES and len(found.names) == len(parts)
+    assert decode(found.manifest, 7, {name: bytes(data) for name, data in found.chunks.items()}.get) == snapshot
+    few = snapshot._replace(sections={name: parts[name] for name in list(parts)[:100]})
+    assert not split(few, INLINE_BYTES).chunks, "nothing else is different where there is room"
+    assert not read_manifest(encode(snapshot), 7).chunks

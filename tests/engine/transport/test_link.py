@@ -64,7 +64,7 @@ async def test_frames_of_every_size_arrive_whole_and_in_order() -> None:
         nursery.start_soon(receive, other, BULK, CONFIG, deliver)
         for number, body in enumerate(bodies):
             parts = [body[at : at + 3000] for at in range(0, len(body), 3000)]
-            assert link.send_blob(1, number, {}, parts)
+            assert link.send(frame.encode_blob(1, number, {}, parts))
         with trio.fail_after(10):
             await done.wait()
         nursery.cancel_scope.cancel()
@@ -83,7 +83,7 @@ async def test_a_frame_of_more_buffers_than_one_gather_write_takes() -> None:
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(receive, other, BULK, CONFIG, deliver)
-        assert link.send_blob(1, 1, {}, parts)
+        assert link.send(frame.encode_blob(1, 1, {}, parts))
         with trio.fail_after(10):
             await trio.sleep_forever()
     assert got == [b"".join(parts)]
@@ -94,7 +94,7 @@ async def test_a_full_bulk_queue_drops_whole_frames_and_says_when_there_is_room(
     link = Link(BULK, 1 << 20, drained.set)
     got: list[int] = []
     async with connected(link) as other, trio.open_nursery() as nursery:
-        sent = [number for number in range(300) if link.send_blob(1, number, {}, [bytes(100_000)])]
+        sent = [number for number in range(300) if link.send(frame.encode_blob(1, number, {}, [bytes(100_000)]))]
         assert sent == list(range(len(sent))) and len(sent) < 300, "the first drop ends it until there is room"
         assert link.lossy and link.queued <= 1 << 20 and link.dropped == 300 - len(sent)
         assert not drained.is_set()
@@ -107,7 +107,7 @@ async def test_a_full_bulk_queue_drops_whole_frames_and_says_when_there_is_room(
         nursery.start_soon(receive, other, BULK, CONFIG, deliver)
         with trio.fail_after(5):
             await drained.wait()
-            assert not link.lossy and link.send_blob(1, 999, {})
+            assert not link.lossy and link.send(frame.encode_blob(1, 999, {}))
             await trio.sleep_forever()
     assert got == [*sent, 999]
 
@@ -115,8 +115,8 @@ async def test_a_full_bulk_queue_drops_whole_frames_and_says_when_there_is_room(
 async def test_a_larger_frame_than_the_queue_goes_through_alone() -> None:
     link = Link(BULK, 1 << 20, lambda: None)
     async with connected(link) as other, trio.open_nursery() as nursery:
-        assert link.send_blob(1, 1, {}, [bytes(8 << 20)])
-        assert not link.send_blob(1, 2, {})
+        assert link.send(frame.encode_blob(1, 1, {}, [bytes(8 << 20)]))
+        assert not link.send(frame.encode_blob(1, 2, {}))
         sizes: list[int] = []
 
         def deliver(header: Header, section: memoryview, body: memoryview) -> None:
@@ -133,7 +133,7 @@ async def test_a_full_control_queue_resets_the_connection() -> None:
     link = Link(CONTROL, 1 << 20, lambda: None)
     async with connected(link) as other:
         for number in range(1000):
-            if not link.send_blob(1, number, {}, [bytes(100_000)]):
+            if not link.send(frame.encode_blob(1, number, {}, [bytes(100_000)])):
                 break
         with trio.fail_after(5):
             with pytest.raises((ConnectionResetError, BadRequest)):
@@ -141,7 +141,7 @@ async def test_a_full_control_queue_resets_the_connection() -> None:
             while link.connected:
                 await trio.testing.wait_all_tasks_blocked()
         assert "does not read" in link.error and link.queued == 0
-        assert not link.send_blob(1, 1, {})
+        assert not link.send(frame.encode_blob(1, 1, {}))
 
 
 async def test_the_end_of_the_other_side_is_noticed_without_sending() -> None:

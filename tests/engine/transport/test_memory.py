@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 import trio.testing
 
 from logyard.engine.transport.memory import MemoryNetwork, MemoryPeers
+from logyard.protocol.errors import BadRequest
 
 from .recorder import Recorder, append, entry_values, make_entry, reply, values
 
@@ -37,6 +39,8 @@ def test_blobs() -> None:
     network, recorders, nodes = build(2)
     assert nodes[0].send_blob(2, 4, 5, {"h": 1}, [b"a", b"b"])
     assert not nodes[0].send_blob(9, 4, 5, {})
+    with pytest.raises(BadRequest, match="above its limit"):
+        nodes[0].send_blob(2, 4, 5, {}, bytes(nodes[0].config.frame_bytes_max))
     network.step()
     (blob,) = recorders[1].blobs
     assert blob[:4] == (1, 4, 5, {"h": 1}) and bytes(blob[4]) == b"ab"

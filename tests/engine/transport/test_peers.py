@@ -19,7 +19,7 @@ from logyard.engine.transport.frame import BULK, CONTROL, Hello
 from logyard.engine.transport.link import Guard, dial
 from logyard.engine.transport.peers import Peers
 from logyard.engine.transport.proof import Exchange, Secret, answer, decode_challenge
-from logyard.protocol.errors import Corrupt
+from logyard.protocol.errors import BadRequest, Corrupt
 
 from .recorder import Recorder, append, entry_values, make_entry, reply, values
 
@@ -135,6 +135,10 @@ async def test_blobs_on_both_lanes() -> None:
         assert a.peers.send_blob(2, 7, 99, {"uid": 5}, [b"x" * 300_000, b"y"])
         assert a.peers.send_blob(2, 8, 100, b"\x80", b"raw", control=True)
         assert not a.peers.send_blob(3, 8, 100, {})
+        # The other side would cut the connection, and the next one.
+        for size, control in ((a.peers.config.frame_bytes_max, False), (a.peers.config.control_frame_bytes, True)):
+            with pytest.raises(BadRequest, match="above its limit"):
+                a.peers.send_blob(2, 7, 99, {}, bytes(size), control=control)
         await b.until(lambda: len(b.recorder.blobs) == 2)
         found, small = sorted(b.recorder.blobs, key=lambda blob: blob[1])
         assert small[:4] == (1, 8, 100, {}) and bytes(small[4]) == b"raw"
