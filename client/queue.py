@@ -207,7 +207,8 @@ class Consumer(Session):
 
     async def extend(self, *messages: Message) -> int:
         """Begin their leases anew; return how many of them are still this consumer's."""
-        return qw.count_of(await self.command(qw.extend_command((one.tag, one.tag) for one in messages)))
+        commands = qw.extend_commands((one.tag, one.tag) for one in messages)
+        return sum([qw.count_of(await self.command(command)) for command in commands])
 
     async def credit(self, messages: int) -> None:
         """Let so many more messages (with `auto`: so many at most at a time) come."""

@@ -117,9 +117,11 @@ def settle_commands(what: int, tags: Iterable[tuple[int, int]]) -> Iterator[tupl
         yield settle_command(what, part), sum([last - first + 1 for first, last in part])
 
 
-def extend_command(tags: Iterable[tuple[int, int]]) -> bytes:
-    """Return the command with which the lease of these messages begins anew."""
-    return EXTEND.pack(0x15, CONSUMER) + b"".join(RANGE.pack(*one) for one in merge(tags))
+def extend_commands(tags: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    """Return the commands with which the leases of these messages begin anew: as few as possible."""
+    merged = merge(tags)
+    for at in range(0, len(merged), RANGES_MAX):
+        yield EXTEND.pack(0x15, CONSUMER) + b"".join(RANGE.pack(*one) for one in merged[at : at + RANGES_MAX])
 
 
 def resend_command(tag: int) -> bytes:

@@ -191,6 +191,29 @@ async def test_an_expired_lease_gives_the_message_to_somebody_else_and_a_late_ac
         assert (await queue.stats())["acknowledged"] == 1
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_any_number_of_leases_begins_anew(tmp_path: Path, blocks: bool) -> None:
+    count = 2 * queue_wire.RANGES_MAX + 2
+
+    def blocking(servers: list[str]) -> None:
+        with connect_sync(servers) as yard, yard.queue("q").consume(prefetch=count) as consumer:
+            found = [consumer.get(20.0) for _ in range(count)]
+            held = [one for one in found[::2] if one is not None]
+            assert consumer.extend(*held) == len(held) > queue_wire.RANGES_MAX
+            assert consumer.extend() == 0
+
+    async with served(tmp_path) as (_, doors, yard):
+        queue = yard.queue("q")
+        await queue.publish_many([(b"", None)] * count)
+        if blocks:
+            await trio.to_thread.run_sync(blocking, list(doors.addresses.values()))
+            return
+        async with queue.consume(prefetch=count) as consumer:
+            held = (await following(consumer, count))[::2]
+            assert await consumer.extend(*held) == len(held) > queue_wire.RANGES_MAX
+            assert await consumer.extend() == 0
+
+
 async def test_leaving_a_consumer_that_ended_tells_what_was_settled_in_vain(tmp_path: Path) -> None:
     async def ended(consumer: Consumer) -> Message:
         """Return a message of a consumer whose session is over."""
