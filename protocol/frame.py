@@ -78,7 +78,8 @@ EPOCH_DONE = struct.Struct("<BQQQ")
 """EPOCH_DONE_CODE, an `Epoch`."""
 EPOCH_DONE_CODE = 9
 MANY_RECORDS = 65536
-"""Records of one atomic append: they travel as one frame."""
+"""Records of one atomic append: they travel as one frame. A node takes `entry_records_max` of them, which are 16,384
+unless it was set otherwise."""
 HEAD_BYTES_MAX = 64 << 10
 KEY_BYTES_MAX = 1024
 RECORD_OVERHEAD = 8

@@ -185,8 +185,9 @@ class LogVerbs(ABC):
         keys: Iterable[bytes] | None = None,
         command: bytes = b"",
     ) -> range:
-        """Append (metadata, payload) records together or not at all; return their offsets, without a gap. `keys`: one
-        for each record of a keyed log; a record without payload takes its key away. `command`: of a producer's append,
+        """Append (metadata, payload) records together or not at all; return their offsets, without a gap. Up to 64 MiB
+        of them, and as many as an entry may have (`entry_records_max`: 16,384); of more `BadRequest`. `keys`: one for
+        each record of a keyed log; a record without payload takes its key away. `command`: of a producer's append,
         see `producer`; a single record's payload above 1 MiB then travels in pieces, as with `append`.
 
         `at`: only if the first one gets this offset; else nothing is appended, and `OutOfRange` says where the log

@@ -165,3 +165,23 @@ async def test_sessions_of_a_client_that_died_end_by_themselves(tmp_path: Path) 
         beats.clock += 2.0
         beats.look()
         await until(lambda: member.sessions is None, "silence ends it")
+
+
+async def test_as_many_records_as_an_entry_may_have_are_appended_together_and_no_more(tmp_path: Path) -> None:
+    def blocking(servers: list[str], start: int) -> None:
+        with connect_sync(servers) as yard:
+            log = yard.log("log")
+            with pytest.raises(errors.BadRequest, match=f"{most + 1} records in one frame; send at most {most}"):
+                log.append_many([(b"", None)] * (most + 1))
+            assert log.append_many([(b"", None)] * most) == range(start, start + most)
+
+    most = SystemConfig().entry_records_max
+    async with served(tmp_path, 1) as (_, doors):
+        addresses = list(doors.addresses.values())
+        async with connect(addresses) as yard:
+            log = yard.log("log")
+            assert await log.append_many([(b"", None)] * most) == range(most)
+            with pytest.raises(errors.BadRequest, match=f"{most + 1} records in one frame; send at most {most}"):
+                await log.append_many([(b"", None)] * (most + 1))
+            assert await log.append(b"") == most, "that is all that came of it"
+        await trio.to_thread.run_sync(blocking, addresses, most + 1)
