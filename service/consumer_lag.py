@@ -58,7 +58,8 @@ def _lags(groups: Groups) -> Iterator[Lag]:
                     continue
                 end = _end(groups, partition_log(title, number), topic, row)
                 if end is not None:
-                    yield Lag(group.name, title, number, offset, max(0, end - offset))
+                    # A client may have told one that is no text, and labels are.
+                    yield Lag(str(group.name), title, number, offset, max(0, end - offset))
 
 
 def _partitions_of(groups: Groups, topic: int) -> Mapping[int, Partition]:

@@ -10,11 +10,14 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from logyard.client.aio import connect
+from logyard.engine.machine import Context
 from logyard.engine.raft.state import FOLLOWER, LEADER
 from logyard.machines.catalog.topics import Topics
 from logyard.machines.catalog.topics_alone import TopicsAlone
 from logyard.machines.groups import Groups as Coordinator
 from logyard.machines.groups.state import Group, Part
+from logyard.machines.log import AppendLog
+from logyard.protocol.groups import PartitionShape, Shape, join_command
 from logyard.protocol.topics import LIVE, SECTION, Partition, Topic, first_layout
 from logyard.service.consumer_lag import consumer_lags
 from tests.engine.host.cluster import until
@@ -122,6 +125,21 @@ def test_no_more_rows_than_asked_for() -> None:
     assert [row.partition for row in consumer_lags(groups)] == [1, 2, 3], "0 is another one now"
     member.raft.role = FOLLOWER
     assert not consumer_lags(groups)
+
+
+def test_a_group_whose_name_is_no_text_spoils_no_scrape() -> None:
+    """Only a client made by hand tells one."""
+    shape = Shape(7, "t", 1, (PartitionShape(0),))
+    coordinator = Coordinator()
+    coordinator.apply(Context(1, 1, 1, 0, 1), join_command(cast(Any, b"by hand"), "", 1, 5000, "", [shape]), ())
+    cast(Any, coordinator).groups[b"by hand"].parts[7, 0].commit(0)
+    log = AppendLog()
+    log.partition = cast(Any, SimpleNamespace(topic=7))
+    leader = SimpleNamespace(raft=SimpleNamespace(role=LEADER), machine=coordinator)
+    members = {1: leader, 2: SimpleNamespace(machine=log)}
+    groups = cast(Any, SimpleNamespace(members=members, names={"_groups-3": 1, "t.0": 2}, quiesced={}))
+    (row,) = consumer_lags(groups)
+    assert row == ("b'by hand'", "t", 0, 0, 0)
 
 
 def test_of_topics_of_one_name_the_newest_has_it() -> None:
