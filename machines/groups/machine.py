@@ -1,8 +1,9 @@
 """Coordinates consumer groups: members with a time to live, whose each partition is, and how far it was read.
 
 The machine of the coordinator logs `_groups-0..15`. Log time is the only clock: a timer rings at the first thing that
-is due. Who begins to lead gives every member its whole time to live again, for nobody could say that it lives
-(`renews_terms`). Invariants: see `state`. Members and their commands: docs/machines/groups.md.
+is due. Who begins to lead gives every member its whole time to live again, for nobody could say that it lives; but not
+so what a group may be without members, so there is no `renews_terms`, and log time jumps only where there is no group.
+Invariants: see `state`. Members and their commands: docs/machines/groups.md.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ class Groups:
 
     __slots__ = ("rebalance_ms", "idle_ms", "groups", "term", "timer", "next_member", "ends", "from_start")
     version = 3
-    renews_terms = True
     stays_awake = True
     """Its node says how far groups are behind: those without members most of all."""
     exclusive = True

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from logyard.client.queue import Consumer
+from logyard.protocol.groups import coordinator_of
 
 from .virtual_time import VirtualCluster, client, virtual_cluster
 
@@ -18,6 +19,7 @@ TERM_S = 6.0
 ROUNDING_S = 1e-6
 """Of the virtual clock, which adds floats up."""
 SLEEP_S = 45.0
+YEAR_NS = 365 * 86_400 * 1_000_000_000
 MEANWHILE = ("slept", "stepped", "stopped")
 
 
@@ -91,6 +93,27 @@ async def test_queue_leases_and_delays_last_their_time(tmp_path: Path, mock_cloc
                 await found.until(lambda: len(arrived) == 2)
                 nursery.cancel_scope.cancel()
             assert all(TERM_S <= at <= TERM_S + 1.1 for at in arrived.values()), arrived
+
+
+async def test_a_new_leader_whose_wall_clock_is_ahead_forgets_no_consumer_group(
+    tmp_path: Path, mock_clock: Clock
+) -> None:
+    async with virtual_cluster(tmp_path, mock_clock) as found, client(found) as yard:
+        topic = yard.topic("orders")
+        await topic.create(1)
+        await topic.send(b"k", b"", b"payload")
+        async with yard.consume("orders", group="g", start="earliest") as records:
+            await records.commit(await records.get(20))
+        coordinator = coordinator_of("g")
+        leader = found.leaders(coordinator)[0]
+        for number in found.run.nodes.keys() - {leader}:
+            clocks = found.run.nodes[number].system.clocks
+            clocks.wall_ns = lambda wall=clocks.wall_ns: wall() + YEAR_NS  # type: ignore[misc]
+        await found.stop(leader)
+        await found.until(lambda: found.leaders(coordinator))
+        await trio.sleep(5)
+        described = await yard.consumer_group("g").describe()
+        assert described["state"] == "empty" and [row["offset"] for row in described["partitions"]] == [1]
 
 
 async def test_a_silent_sessions_time_is_kept_to_the_second(tmp_path: Path, mock_clock: Clock) -> None:

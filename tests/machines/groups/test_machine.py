@@ -171,6 +171,15 @@ def test_offsets_of_a_group_that_nobody_uses_are_forgotten() -> None:
     assert join(run, 2).member > member
 
 
+def test_log_time_jumps_over_no_groups_idle_time() -> None:
+    """Which nothing gives it again: neither a new leader nor a command."""
+    run = Rehearsal(Groups)
+    run.command(leave_command("g", "", join(run, 1).member))
+    machine_ = run.machine
+    assert isinstance(machine_, Groups) and machine_.timer > run.now, "a term is running"
+    assert not getattr(machine_, "renews_terms", False) and not getattr(machine_, "wall_time", False)
+
+
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "GROUPS_MAX", 1)
     monkeypatch.setattr(state, "MEMBERS_MAX", 2)
