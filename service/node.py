@@ -289,7 +289,10 @@ class Node:
         system.host.inbound.hear(
             (CATALOG_VIEW,), without_body(lambda node, kind, request, header: found.on_view(node, header))
         )
-        verbs = CatalogVerbs(self.node_id, self.cluster_id, found, calls, system.host.follower_reads.within)
+        verbs = CatalogVerbs(
+            self.node_id, self.cluster_id, found, calls, system.host.follower_reads.within,
+            system.replicas.log_clock.latest,
+        )  # fmt: skip
         self.catalog, self.catalog_change, self.join = verbs.ask, verbs.change, verbs.join
         by_catalogue = ByCatalogue(births, system.member, self.delete_group, registry.delete, found.check)
         self.create_groups, self.delete_group = by_catalogue.create_groups, by_catalogue.delete_group

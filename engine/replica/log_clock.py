@@ -124,6 +124,13 @@ class LogClock:
         clock.now(now)
         return clock
 
+    def latest(self, member: Member | None) -> int:
+        """Return the latest log time, in ms, that a group may have by now, whoever leads it, as far as this member of
+        it knows: the wall clock's, to which it may jump, or what goes on where the log ends."""
+        clock = self.fresh(member) if member is not None else None
+        wall = self._clocks.wall_ns() // MS
+        return max(wall, clock.now(self._clocks.monotonic_ns())) if clock is not None else wall
+
     def catch_up(self, members: Iterable[Member]) -> None:
         """Tell machines that can prolong terms of a jump, where those keep log time from catching up with the wall
         clock. A version that can is asked for when all of a group's nodes have it. Called once a second with the

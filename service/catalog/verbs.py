@@ -31,12 +31,13 @@ OPERATORS: Mapping[str, Set[str]] = MappingProxyType(
         "plan": frozenset({"pause", "resume", "step"}),
     }
 )
+FOR_MS_MAX = 1 << 48
 NO_CATALOG = "this node has no catalogue: set catalog = true in [node] of node.toml, on every node"
 
 
 class CatalogVerbs:
-    """One node's. `within(member, seconds)` waits until a member knows what was committed so long ago; `cluster` is
-    the name that all nodes share."""
+    """One node's. `within(member, seconds)` waits until a member knows what was committed so long ago; `latest` is the
+    latest log time that a member's group may have by now; `cluster` is the name that all nodes share."""
 
     def __init__(
         self,
@@ -45,12 +46,14 @@ class CatalogVerbs:
         keeper: Keeper,
         calls: CatalogCalls,
         within: Callable[[Member, float], Awaitable[None]],
+        latest: Callable[[Member | None], int],
     ) -> None:
         self._node_id = node_id
         self._cluster = cluster
         self._keeper = keeper
         self._calls = calls
         self._within = within
+        self._latest = latest
 
     async def ask(self, section: str, question: str, values: Mapping[str, Any], consistency: str) -> dict[str, Any]:
         """Answer from this node's own memory, with how fresh it is: as it is (`local`), or when it holds everything
@@ -89,7 +92,18 @@ class CatalogVerbs:
         if change == "declare_dead" and isinstance(node, int) and self._keeper.hears(node) and not values.get("force"):
             raise Refused(f"node {node} is heard of: drain it (logyard nodes drain {node}), or give --force")
         _check_addresses(values)
+        if change == "invite" and "for_ms" in values:
+            values = self._invitation(values)
         return await self._calls.change(section, change, values)
+
+    def _invitation(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an invitation that holds for `for_ms`. The catalogue goes by its log time, which stays ahead of all
+        wall clocks where one of them once was."""
+        for_ms = values["for_ms"]
+        if type(for_ms) is not int or not 0 < for_ms < FOR_MS_MAX:
+            raise BadRequest(f"for_ms is how long an invitation holds, in ms, not {for_ms!r}")
+        until = self._latest(self._keeper.member()) + for_ms
+        return {key: value for key, value in values.items() if key != "for_ms"} | {"until": until}
 
     async def join(
         self, token: bytes, directory: int, peer: str, client: str, zone: str, replaces: int

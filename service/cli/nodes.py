@@ -57,8 +57,12 @@ def list_nodes(everything: bool, servers: list[str], output: Output) -> None:
 
 def invitation(yard: Yard, hours: float = 1.0, replaces: int = 0) -> tuple[str, int]:
     """Have the cluster take one more node; return the token, and until when (ms) it holds."""
-    token, until = secrets.token_urlsafe(TOKEN_BYTES), int((time.time() + hours * 3600) * 1000)
-    values = {"hash": hashlib.sha256(token.encode()).digest(), "until": until, "replaces": replaces}
+    token, for_ms = secrets.token_urlsafe(TOKEN_BYTES), int(hours * 3_600_000)
+    until = int(time.time() * 1000) + for_ms
+    # `until` is for a node that does not know `for_ms`.
+    values = {
+        "hash": hashlib.sha256(token.encode()).digest(), "for_ms": for_ms, "until": until, "replaces": replaces,
+    }  # fmt: skip
     yard.change_catalog("nodes", "invite", values)
     return token, until
 

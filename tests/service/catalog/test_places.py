@@ -101,7 +101,7 @@ async def test_nobody_tells_the_catalogue_what_is_no_address(key: str, text: str
     nobody = cast(Any, None)
     keeper = SimpleNamespace(catalog=Catalog(), check=lambda: None)
     nodes_of(keeper.catalog).rows.put(1, Node(ACTIVE, 7, "n:3", "n:4", 0))
-    verbs = CatalogVerbs(1, "c", cast(Any, keeper), cast(Any, SimpleNamespace(change=change)), nobody)
+    verbs = CatalogVerbs(1, "c", cast(Any, keeper), cast(Any, SimpleNamespace(change=change)), nobody, nobody)
     values = {"peer": "n:1", "client": "n:2", key: text}
     with pytest.raises(BadRequest, match="HOST:PORT"):
         await verbs.change("nodes", "update", {"node": 2, **values})
@@ -118,6 +118,6 @@ async def test_nobody_joins_by_a_node_that_knows_no_others(catalog: Catalog | No
     """It was given a number and no addresses, kept both, and reached nobody from then on."""
     nobody = cast(Any, None)
     keeper = SimpleNamespace(catalog=catalog, trouble="not heard of yet", check=lambda: None)
-    verbs = CatalogVerbs(1, "c", cast(Any, keeper), nobody, nobody)
+    verbs = CatalogVerbs(1, "c", cast(Any, keeper), nobody, nobody, nobody)
     with pytest.raises(Busy, match="not heard of yet"):
         await verbs.join(b"token", 1, "n:1", "n:2", "", 0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
@@ -13,9 +15,11 @@ from logyard.machines.log.command import APPEND
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, LogyardError, Refused
 from logyard.service.catalog.calls import PATIENCE_S
 from logyard.service.catalog.keeper import Keeper, catalog_uid, logs_of, nodes_of
+from logyard.service.cli.nodes import invitation
 from logyard.service.memory_cluster import MemoryCluster
 from logyard.testing import cluster, until
 
+YEAR_NS = 365 * 86_400 * 1_000_000_000
 GOOD = {"members": [1, 2], "machine": "log", "arguments": {}}
 
 
@@ -86,6 +90,23 @@ async def test_what_can_not_be_made_leaves_no_intent(tmp_path: Path, wrong: dict
                 await run.nodes[1].create_batch(["a", "b"], **spec)
         assert not known(run, 1)
         await run.create("a")
+
+
+async def test_a_node_is_invited_also_where_the_catalogues_time_is_ahead(tmp_path: Path) -> None:
+    """It never goes back, so after one moment of a wall clock that was ahead an invitation "was over" at once."""
+    async with cluster(tmp_path, 1, catalog=True) as run:
+        await founded(run, 1)
+        node, told = run.nodes[1], []
+        clocks = node.system.clocks
+        clocks.wall_ns = lambda: time.time_ns() + YEAR_NS
+        await node.catalog_change("nodes", "update", {"node": 1, "zone": "z"})
+        clocks.wall_ns = time.time_ns
+        token, _ = invitation(cast(Any, SimpleNamespace(change_catalog=lambda *given: told.append(given))))
+        await node.catalog_change(*told[0])
+        assert (await node.join(token.encode(), 7, "n:1", "n:2", "", 0))["node"] == 2
+        for wrong in (0, -1, "x", 1 << 63, None):
+            with pytest.raises(BadRequest, match="for_ms"):
+                await node.catalog_change("nodes", "invite", {**told[0][2], "for_ms": wrong})
 
 
 async def test_a_batch_is_the_clusters_too_and_sleeps(tmp_path: Path) -> None:
