@@ -59,6 +59,8 @@ LOOKED_AT = 256
 REPORTS_MAX = 2000
 """Groups in one command: some 100 KiB."""
 HELLO_S = 2.0
+STILL_S = 30.0
+"""Who did nothing for so long stood still: it knows of nobody whether others heard it meanwhile."""
 FINISH_S = 30.0
 """After so long the catalogue's leader finishes a creation whose creator says nothing."""
 FINISHED_MAX = 64
@@ -172,6 +174,8 @@ class Keeper:
         # By uid of creations: since when this node sees them, by the monotonic clock.
         self._making: dict[int, float] = {}
         self._silence: Silence | None = None
+        # When this process was last seen to go on, by the monotonic clock.
+        self._noted = 0.0
         self._is_unwanted = False
         """It was told that it was removed, as it said who it is."""
         self._said: dict[int, Mapping[str, Any]] = {}
@@ -227,6 +231,24 @@ class Keeper:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look, once in a while, until cancelled."""
         task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._note_times)
+            await self._look_now_and_then()
+
+    async def _note_times(self) -> None:
+        """Note the time also while a look takes long: that is no standstill."""
+        while True:
+            self._note_time()
+            await trio.sleep(self._look_s)
+
+    def _note_time(self) -> None:
+        """Begin silences anew where this process stood still (it was stopped, or its machine was)."""
+        now = time.monotonic()
+        if now - self._noted > STILL_S:
+            self._silence = None
+        self._noted = now
+
+    async def _look_now_and_then(self) -> None:
         while True:
             try:
                 await self._look()
@@ -477,6 +499,8 @@ class Keeper:
         if self._here.node_id not in states or raft.configuration_index > raft.commit:
             return
         caught_up = {node for node, progress in raft.progress.items() if progress.match >= raft.commit}
+        # Whoever comes first after a standstill notes it.
+        self._note_time()
         self._silence = self._silence or Silence(self._here.node_id, self._replace_after_s)
         views = {**self.views, self._here.node_id: self._here.live}
         zones = {number: row.zone for number, row in nodes.rows}

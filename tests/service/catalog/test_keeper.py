@@ -14,7 +14,7 @@ import trio.testing
 from logyard.engine.raft.configuration import Configuration
 from logyard.engine.raft.state import FOLLOWER, LEADER
 from logyard.engine.types import Spec
-from logyard.machines.catalog.logs import MAKING, Log
+from logyard.machines.catalog.logs import MAKING, RESERVED, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, NODE_REMOVED, REMOVED, SILENT, Node
 from logyard.machines.catalog.section import Table
 from logyard.protocol.errors import LogyardError, Refused
@@ -206,6 +206,77 @@ async def test_creations_whose_members_are_away_wait_and_hold_up_nobody(monkeypa
     keeper = Keeper(here, cast(Any, SimpleNamespace(calls=calls, registry=None, finish=finish)))
     await keeper._let_go(cast(Any, None))
     assert told == [("logs", "undo", {"uids": [13, 14]}), ("finish", [12, 15])]
+
+
+class Leading:
+    """A keeper that leads, of three nodes whose third is silent, on a clock that the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.told = 100.0, list[tuple[str, int]]()
+        here: Any = SimpleNamespace(cluster="c", node_id=1, live={1, 2}, members={})
+        doors: Any = SimpleNamespace(calls=SimpleNamespace(leads=lambda: True, change=self.change))
+        self.keeper = Keeper(here, doors, replace_after_s=600.0)
+        raft = SimpleNamespace(
+            configuration_index=1, commit=1, progress={}, configuration=Configuration((1, 2)), leader=1
+        )
+        here.members[self.keeper.uid] = SimpleNamespace(spec=SimpleNamespace(name=RESERVED), raft=raft)
+        rows = [(number, a_node(state)) for number, state in enumerate((ACTIVE, ACTIVE, SILENT), 1)]
+        self.keeper.views[2] = frozenset({1, 2})
+        monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(keeping, "nodes_of", lambda catalog: SimpleNamespace(uid=self.keeper.uid, rows=rows))
+        monkeypatch.setattr(keeping, "plan_of", lambda catalog: SimpleNamespace(paused=True))
+        monkeypatch.setattr(keeping, "next_step", lambda *_: ())
+
+    async def change(self, section: str, name: str, values: dict[str, Any]) -> None:
+        self.told.append((name, values["node"]))
+
+    async def run(self, seconds: int, looks: bool = True) -> None:
+        """Go on for so long, without looks where one of them takes that long."""
+        for _ in range(seconds):
+            self.now += 1.0
+            self.keeper._note_time()
+            if looks:
+                await self.keeper._lead(cast(Any, None))
+
+
+@pytest.mark.parametrize("looks_first", [False, True])
+async def test_time_in_which_the_leader_stood_still_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch, looks_first: bool
+) -> None:
+    """Who was silent for seconds was declared dead as the leader's process went on after an hour."""
+    leading = Leading(monkeypatch)
+    await leading.run(5)
+    leading.now += 3600.0
+    if looks_first:
+        await leading.keeper._lead(cast(Any, None))
+    await leading.run(599)
+    assert not leading.told
+    await leading.run(2)
+    assert leading.told[0] == ("declare_dead", 3)
+
+
+async def test_a_look_that_takes_long_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Creations that nobody finished are looked at one by one, and each may wait for the dead node."""
+    leading = Leading(monkeypatch)
+    await leading.run(5)
+    await leading.run(600, looks=False)
+    await leading.run(1)
+    assert leading.told == [("declare_dead", 3)]
+
+
+async def test_it_notes_the_time_also_while_it_looks(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    class Long(Looking):
+        async def _look(self) -> None:
+            await trio.sleep(100.0)
+
+    keeper = Long()
+    monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=trio.current_time))
+    silence = keeper._silence = cast(Any, object())
+    await watched(keeper, 90.0)
+    keeper._note_time()
+    assert keeper._silence is silence
 
 
 def led(uid: int) -> Any:
