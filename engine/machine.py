@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from logyard.payloads.reference import PayloadRange, PayloadRef, Position
+from logyard.protocol.errors import plain
 
 from .entry import Frame
 
@@ -134,9 +135,11 @@ RESERVED_CODES = frozenset({"session_expired", "sequence_out_of_window", "stale_
 
 class Reject(Exception):
     """A deterministic, committed refusal: it is the reply, the state is unchanged and the command's payload is
-    released. Raises ValueError for one of `RESERVED_CODES`, which are the engine's own (`OwnReject`)."""
+    released. It is kept and sent as `plain` text, an exception as what it says. Raises ValueError for one of
+    `RESERVED_CODES`, which are the engine's own (`OwnReject`)."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: object) -> None:
+        code, message = plain(code), plain(message)
         if code in RESERVED_CODES and type(self) is Reject:
             raise ValueError(f"{code!r} is a code of the engine's own: a machine's refusal has another one")
         super().__init__(message)
@@ -251,7 +254,7 @@ def check_effect(effect: object) -> None:
     if isinstance(effect, Timer):
         due = effect.due_ms
         is_time = due is None or (isinstance(due, int | float) and -_TIME_MAX <= due < _TIME_MAX)
-        fits = is_time and isinstance(effect.name, str) and _is_text(effect.name)
+        fits = is_time and isinstance(effect.name, str) and effect.name == plain(effect.name)
     elif isinstance(effect, Append):
         fits = isinstance(effect.command, _BYTES)
     elif isinstance(effect, Monitor):
@@ -264,11 +267,6 @@ def check_effect(effect: object) -> None:
         fits = isinstance(effect, Release | Aux | Checkpoint | End)
     if not fits:
         raise TypeError(f"{effect!r} is no effect: it is none of them, or a field is of another type")
-
-
-def _is_text(name: str) -> bool:
-    """Return whether a name can be stored: half a surrogate pair can not."""
-    return name.isascii() or name == name.encode(errors="replace").decode()
 
 
 def check_reply(reply: object) -> None:

@@ -345,17 +345,31 @@ def classes() -> dict[str, type[LogyardError]]:
     return found
 
 
+def plain(text: object) -> str:
+    """Return text that can be stored and sent: what is none is named by its type if it can't say more, half of a
+    surrogate pair is a question mark. Never raises."""
+    try:
+        found = str(text)
+    except Exception:
+        found = type(text).__name__
+    return found if found.isascii() else found.encode(errors="replace").decode()
+
+
 def error_value(error: LogyardError) -> dict[str, object]:
     """Return the wire form, as a map: code, message, retry, details."""
-    return {"code": error.code, "message": str(error), "retry": error.retry, "details": error.details}
+    return {"code": plain(error.code), "message": plain(error), "retry": error.retry, "details": _details(error)}
 
 
 def encode_error(error: LogyardError) -> bytes:
     """Return the wire form in msgpack, with plain details only."""
     value = error_value(error)
-    value["details"] = {key: one for key, one in error.details.items() if isinstance(one, str | int | float | bool)}
+    value["details"] = {key: one for key, one in _details(error).items() if isinstance(one, str | int | float | bool)}
     encoded: bytes = msgpack.packb(value)
     return encoded
+
+
+def _details(error: LogyardError) -> dict[str, object]:
+    return {key: plain(one) if isinstance(one, str) else one for key, one in error.details.items()}
 
 
 def error_of(value: object) -> LogyardError:

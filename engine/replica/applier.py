@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from logyard.protocol.errors import Busy, Corrupt, LogyardError, NotLeader
+from logyard.protocol.errors import Busy, Corrupt, LogyardError, NotLeader, plain
 from logyard.protocol.pending import OK
 
 from ..entry import COMMANDS, CONFIGURATION, ENTRY, GUARDED, Entry, frames_of, timestamp_of
@@ -125,7 +125,7 @@ class Applier:
                 self._host.spawn(self._later, member, error.retry_after)
             return
         except Exception as error:
-            self._host.stop(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {error}")
+            self._host.stop(member, f"{type(error).__name__} while applying entry {raft.applied + 1}: {plain(error)}")
             return
         if member.waiters:
             member.wake()

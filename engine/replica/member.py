@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logyard.protocol.errors import GroupStopped, NotLeader, Unknown
+from logyard.protocol.errors import GroupStopped, NotLeader, Unknown, plain
 from logyard.protocol.pending import PendingReply
 
 from ..core import Core
@@ -66,7 +66,7 @@ class Halt:
         self.first = first
         self.records = records
         self.ordinal = ordinal
-        self.reason = reason
+        self.reason = plain(reason)
         self.version = version
         self.scanned = index
         self.half_built = False
@@ -223,7 +223,7 @@ class Member(Replicated):
     def stop(self, reason: str, state: str = STOPPED) -> None:
         """Stop this group for its own fault, and only this group (law 7). The core tells its followers, if it led."""
         self.state = state
-        self.reason = reason
+        self.reason = reason = plain(reason)
         self.raft.stop()
         error = GroupStopped(f"group {self.spec.name!r} stopped: {reason}")
         self.proposals.fail(error)

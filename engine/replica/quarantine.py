@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from logyard.protocol.errors import Busy, Corrupt, GroupStopped, NotLeader, Refused
+from logyard.protocol.errors import Busy, Corrupt, GroupStopped, NotLeader, Refused, plain
 from logyard.protocol.pending import Sink
 
 from ..entry import COMMANDS, Entry, Frame, frames_of
@@ -215,7 +215,7 @@ class Quarantine:
             ordinal = frame.first if frame is not None else -1
         first, records = (frame.first, frame.records) if frame is not None else (0, 0)
         place = f"({entry.index}, {ordinal})" if frame is not None else f"{entry.index} (its place is not known)"
-        reason = f"{type(cause).__name__} while applying command {place}: {cause}"
+        reason = f"{type(cause).__name__} while applying command {place}: {plain(cause)}"
         return Halt(entry.index, first, records, ordinal, reason)
 
     def _probe(self, again: Again, member: Member, entry: Entry, frames: list[Frame]) -> Frame | None:

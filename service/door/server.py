@@ -24,7 +24,7 @@ from logyard.engine.descriptors import CLIENTS, PEERS, has_room
 from logyard.engine.transport.link import keep_alive
 from logyard.engine.transport.reactor import receive_each
 from logyard.protocol import wire
-from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, error_value
+from logyard.protocol.errors import BadRequest, Busy, LogyardError, Refused, encode_error, error_value, plain
 from logyard.protocol.frame import Buffer
 from logyard.protocol.verbs import ADMINISTRATIVE
 
@@ -353,7 +353,7 @@ class Connection:
         elif self._calls >= CALLS_MAX:
             refusal = Busy("the call limit", 0.05)
         if refusal is not None:
-            self._answer(request, [wire.encode_error(request, wire.pack(error_value(refusal)))])
+            self._answer(request, _failure(request, refusal))
             return
         self._calls += 1
         if method in KEEPING:
@@ -399,12 +399,12 @@ class Connection:
                 answer = [wire.encode_result(request, value)]
         except LogyardError as error:
             outcome = error.code
-            answer = [wire.encode_error(request, wire.pack(error_value(error)))]
+            answer = _failure(request, error)
         except Exception as error:
             outcome = type(error).__name__
             server.log.exception("the call %s failed unexpectedly", method)
-            failure = LogyardError(f"{method} failed unexpectedly: {type(error).__name__}: {error}")
-            answer = [wire.encode_error(request, wire.pack(error_value(failure)))]
+            failure = LogyardError(f"{method} failed unexpectedly: {type(error).__name__}: {plain(error)}")
+            answer = _failure(request, failure)
         finally:
             if told is not None:
                 AUDIT.info("%s %s: %s, by %s", method, told, outcome, self.caller)
@@ -717,6 +717,15 @@ class RpcServer:
                 blocks = self.answers.waiting and connection.unsent and now - connection.progress > ANSWERS_STALL_S
                 if blocks or connection.overdue(now, handshake):
                     connection.scope.cancel()
+
+
+def _failure(request: int, error: LogyardError) -> list[Buffer]:
+    """Return the ERROR that tells an error, without its details where no wire can carry them."""
+    try:
+        packed = wire.pack(error_value(error))
+    except Exception:
+        packed = encode_error(LogyardError(plain(error), code=error.code))
+    return [wire.encode_error(request, packed)]
 
 
 def _told(error: Exception) -> LogyardError:

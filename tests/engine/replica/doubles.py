@@ -123,18 +123,20 @@ class Living:
 
 
 class Recorder:
-    """A machine that notes what it is given; `faults` are commands that it fails at, `answers` what it says to some."""
+    """A machine that notes what it is given; `faults` are commands that it fails at, with `fault` if that is set;
+    `answers` is what it says to some."""
 
     version = 1
 
     def __init__(self) -> None:
         self.given: list[tuple[int, bytes]] = []
         self.faults: set[bytes] = set()
+        self.fault: Exception | None = None
         self.answers: dict[bytes, Applied | Reject] = {}
 
     def apply(self, context: Context, command: bytes, payloads: Sequence[PayloadRef]) -> Applied:
         if command in self.faults:
-            raise ValueError(f"cannot {command!r}")
+            raise self.fault or ValueError(f"cannot {command!r}")
         answer = self.answers.get(command, Applied(b"did " + command))
         self.given.append((context.index, command))
         if isinstance(answer, Reject):

@@ -16,6 +16,7 @@ from logyard.engine.replica.effects import Effects
 from logyard.engine.replica.member import DELETED, HALTED, RUNNING, Member
 from logyard.engine.replica.proposals import Owed, Proposal
 from logyard.engine.replica.quarantine import Quarantine
+from logyard.engine.replica.sessions import Sessions
 from logyard.protocol.errors import Busy, Corrupt
 
 from .doubles import TERM, UID, Client, Entries, Recorder, frame, member_of
@@ -164,6 +165,31 @@ def test_a_reply_that_is_no_bytes_halts_its_group_and_never_comes_to_a_connectio
     rig.apply()
     assert rig.client.once() == {1: "unknown"} and rig.core.applied == odd - 1
     assert rig.member.state == HALTED and "reply is a" in rig.member.reason
+
+
+@pytest.mark.parametrize("session", [0, 7])
+@pytest.mark.parametrize("message", ["no \ud800", ValueError("no \ud800"), 5])
+def test_a_refusal_whose_message_no_wire_can_carry_is_told_all_the_same(message: object, session: int) -> None:
+    rig = Rig()
+    rig.entries.add_own(encode_system("register", 7, 1, 60_000))
+    rig.machine.answers = {b"odd": Reject("odd", cast(Any, message))}
+    rig.owe(rig.entries.add_frames(frame(b"odd", session, session and 1)), 1)
+    rig.apply()
+    assert rig.client.once() == {1: "odd"} and rig.member.state == RUNNING
+    assert rig.member.sessions is not None
+    kept = Sessions.decode(rig.member.sessions.encode())
+    assert (kept.known(7, 1) is not None) == bool(session), "in a snapshot as well"
+
+
+@pytest.mark.parametrize("session", [0, 7])
+def test_a_fault_whose_message_no_wire_can_carry_halts_its_group_as_any_other(session: int) -> None:
+    rig = Rig()
+    rig.entries.add_own(encode_system("register", 7, 1, 60_000))
+    rig.machine.faults, rig.machine.fault = {b"bad"}, ValueError("no \ud800")
+    rig.owe(rig.entries.add_frames(frame(b"bad", session, session and 1)), 1)
+    rig.apply()
+    assert rig.client.once() == {1: "unknown"}
+    assert rig.member.state == HALTED and rig.member.reason == "ValueError while applying command (2, 0): no ?"
 
 
 def test_a_want_of_descriptors_applies_it_later_and_damage_is_told() -> None:

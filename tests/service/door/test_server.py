@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 import trio
@@ -12,8 +13,10 @@ import trio.testing
 
 from logyard.client.aio import connect
 from logyard.engine.config import SystemConfig
+from logyard.engine.machine import Reject
+from logyard.engine.replica.proposals import CommandRejected
 from logyard.protocol import wire
-from logyard.protocol.errors import BadRequest, Refused
+from logyard.protocol.errors import BadRequest, LogyardError, Refused
 from logyard.protocol.frame import Buffer, encode_frame
 from logyard.service.addresses import listen_address
 from logyard.service.door import server as rpc
@@ -395,6 +398,45 @@ async def test_a_bug_behind_a_call_is_told_and_closes_nothing(caplog: pytest.Log
         await raw.send(wire.encode_call(2, "cluster", {}))
         (frame,) = await raw.frames()
         assert wire.unpack(frame.body) == {"cluster": "fake", "node": 1, "nodes": cluster.addresses}
+
+
+class Mute(Exception):
+    """One that can't say what it is."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (CommandRejected(Reject("odd", "no \ud800")), "odd", "no ?"),
+        (CommandRejected(Reject("odd", cast(Any, Mute()))), "odd", "Mute"),
+        (LogyardError("no \ud800", code="odd \ud800", at="\ud800"), "odd ?", "no ?"),
+        (LogyardError("no", code="odd", of=["\ud800"]), "odd", "no"),
+        (LogyardError("no", code="odd", of=Mute()), "odd", "no"),
+        (ValueError("no \ud800"), "error", "query failed unexpectedly: ValueError: no ?"),
+        (Mute(), "error", "query failed unexpectedly: Mute: Mute"),
+    ],
+)
+async def test_an_error_that_no_wire_can_carry_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, message: str
+) -> None:
+    """Left alone it ended the node, for all the others that it serves."""
+
+    async def query(self: FakeSystem, name: str, *rest: object, **more: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(FakeSystem, "query", query, raising=False)
+    async with fake_cluster(1) as cluster:
+        raw = await Raw.open(cluster)
+        await raw.send(wire.encode_call(1, "query", {"name": "a", "request": b"", "consistency": "local"}))
+        (frame,) = await raw.frames()
+        told = wire.unpack(frame.body)
+        assert (frame.type, told["code"], told["message"]) == (wire.ERROR, code, message)
+        await raw.send(wire.encode_call(2, "cluster", {}))
+        (frame,) = await raw.frames()
+        assert (frame.type, frame.request) == (wire.RESULT, 2)
 
 
 def test_only_loopback_is_served_without_tls() -> None:
