@@ -86,6 +86,8 @@ class EmbeddedSystem(AdminVerbs, TopicVerbs):
         self.closed = False
         self.sessions = Sessions(self)
         self.patience = Patience(timeout)
+        # The calls under way.
+        self._asking: set[trio.CancelScope] = set()
         self._freed = trio.lowlevel.ParkingLot()
         self.window = Window(WINDOW_BYTES, self._give_back)
         self._nursery = nursery
@@ -207,9 +209,13 @@ class EmbeddedSystem(AdminVerbs, TopicVerbs):
         said: LogyardError | None = None
         while True:
             try:
-                with trio.CancelScope(deadline=retry.deadline):
-                    return call.decode(await self._answer(call, pushed))
-                raise Unknown(f"{call.method}: no answer in time")
+                with trio.CancelScope(deadline=retry.deadline) as scope:
+                    self._asking.add(scope)
+                    try:
+                        return call.decode(await self._answer(call, pushed))
+                    finally:
+                        self._asking.discard(scope)
+                raise left(call.method) if self.closed else Unknown(f"{call.method}: no answer in time")
             except LogyardError as error:
                 if call.idempotent and isinstance(error, Unknown) and said is not None:
                     # Out of time over asking again: what was answered before says more.
@@ -258,7 +264,7 @@ class EmbeddedSystem(AdminVerbs, TopicVerbs):
                 if timeout is None and retry is None:
                     return await self.patience.wait(pending, deadline, name)
                 with trio.CancelScope(deadline=deadline):
-                    return await pending.wait(trio.Event)
+                    return await self.patience.wait(pending, deadline, name)
                 raise late(name)
             except LogyardError as error:
                 retry = retry or Retry(deadline, self.chance, False)
@@ -287,6 +293,13 @@ class EmbeddedSystem(AdminVerbs, TopicVerbs):
         if isinstance(value, Data):
             return wire.unpack(wire.pack(value.header)), memoryview(b"".join(value.parts))
         return wire.unpack(wire.pack(value))
+
+    def end(self) -> None:
+        """Take nothing more, and tell who waits that no answer comes: the node stops."""
+        self.closed = True
+        self.patience.close()
+        for scope in self._asking:
+            scope.cancel()
 
     def _check(self) -> None:
         if self.closed:
@@ -318,6 +331,11 @@ class Patience:
             return await pending.wait(trio.Event)
         finally:
             del self._waiting[pending]
+
+    def close(self) -> None:
+        """End all that is waited for: nobody will answer it."""
+        for pending, (_, name) in self._waiting.items():
+            pending.fail(left(name))
 
     async def end(self) -> None:
         """End what is waited for in vain, as long as the system runs: a task."""
@@ -455,6 +473,11 @@ def late(name: str) -> Unknown:
     return Unknown(f"{name}: not acknowledged in time, and not known whether it happened")
 
 
+def left(name: str) -> Unknown:
+    """Return what becomes of what is under way when the system is left."""
+    return Unknown(f"{name}: the system was closed before the answer, and it is not known whether it happened")
+
+
 def _named(name: str) -> str:
     if not name:
         raise BadRequest("a group has a name")
@@ -481,7 +504,7 @@ async def open_system(
     """Open (or create) a directory as a node of its own. `machines`: your own kinds by name, each made with the
     arguments that its group was created with (none by `start_group`); a name is for good. `timeout` (seconds) bounds
     every verb that is not given its own. Raises `DirectoryInUse`, `WrongIdentity`, `Corrupt`, RuntimeError outside of
-    trio; what the block raises comes as it is."""
+    trio; what the block raises comes as it is. What other tasks have under way when it is left ends with `Unknown`."""
     if not trio.lowlevel.in_trio_task():
         raise RuntimeError("open_system runs under trio (trio.run); clients run under asyncio as well, see connect")
     own = dict(machines or {})
@@ -501,7 +524,7 @@ async def open_system(
             try:
                 yield found
             finally:
-                found.closed = True
+                found.end()
     finally:
         system.part()
         system.close()

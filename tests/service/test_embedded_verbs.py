@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,61 @@ async def test_a_command_that_is_waited_for_in_vain_is_given_up(autojump_clock: 
             waiting.start_soon(wait, "second", began + 50.0)
         nursery.cancel_scope.cancel()
     assert told == pytest.approx({"first": began + 30.0, "second": began + 50.0})
+
+
+async def test_what_is_under_way_when_the_system_is_left_is_told(tmp_path: Path) -> None:
+    """Tasks of a nursery outside of the system's block: nothing would ever answer them."""
+    told: dict[str, LogyardError] = {}
+    begun: set[str] = set()
+
+    async def tell(name: str, task: Callable[[], Awaitable[object]]) -> None:
+        begun.add(name)
+        with pytest.raises(LogyardError) as failure:
+            while True:
+                await task()
+        told[name] = failure.value
+
+    own: dict[str, type[Machine]] = {"scribe": Scribe}
+    async with trio.open_nursery() as nursery:
+        async with open_system(tmp_path, SMALL, machines=own) as system:
+            log, quiet = [await system.start_group(name, AppendLog()) for name in ("log", "quiet")]
+            await system.create("kv", machine="kv")
+            await system.create("queue", machine="queue")
+            await system.create("s", machine="scribe")
+            await system.topic("orders").create(1)
+
+            async def watch() -> None:
+                async with system.kv("kv").watch(b"a") as changes:
+                    await changes.__anext__()
+
+            async def work() -> None:
+                async with system.queue("queue").consume() as messages:
+                    await messages.__anext__()
+
+            async def listen() -> None:
+                async with await system.machine("s").open_session() as session:
+                    async for _ in session.messages():
+                        pass
+
+            async def consume() -> None:
+                async with system.consume("orders", group="g") as records:
+                    await records.get(60)
+
+            tasks: dict[str, Callable[[], Awaitable[object]]] = {
+                **{f"writer {number}": lambda: log.append(b"", b"x") for number in range(8)},
+                "patient": lambda: log.append(b"", b"x", timeout=600.0),
+                "first": lambda: log.append(b"", b"x", reply="append"),
+                "upload": lambda: log.append_stream(b"", BytesIO(bytes(3 << 20))),
+                "poll": lambda: quiet.poll(0, wait=60, timeout=600.0),
+                "read": lambda: log.latest(),
+                "query": lambda: system.machine("s").query(b"", index=1 << 40, timeout=600.0),
+                "watch": watch, "work": work, "listen": listen, "consume": consume,
+            }  # fmt: skip
+            for name, task in tasks.items():
+                nursery.start_soon(tell, name, task)
+            await trio.sleep(0.5)
+        nursery.cancel_scope.deadline = trio.current_time() + 8
+    assert begun == told.keys() == set(tasks)
 
 
 async def test_a_reply_that_comes_too_late_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
