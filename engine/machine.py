@@ -20,7 +20,7 @@ from .entry import Frame
 __all__ = [
     "Append", "Applied", "Aux", "Batch", "BatchMachine", "Checkpoint", "Context", "Deliver", "Effect", "End", "Frame",
     "Frozen", "Machine", "Monitor", "PayloadRange", "PayloadRef", "Position", "Reject", "Release", "Sections", "Send",
-    "Timer", "check_effect", "check_reply",
+    "Timer", "check_effect", "check_reply", "owned",
 ]  # fmt: skip
 
 Sections: TypeAlias = Mapping[str, bytes]
@@ -269,8 +269,25 @@ def check_effect(effect: object) -> None:
         raise TypeError(f"{effect!r} is no effect: it is none of them, or a field is of another type")
 
 
-def check_reply(reply: object) -> None:
-    """Raise `TypeError` for what no client can be told: found on its way out, it would be its node's fault, and not
-    its machine's."""
+def owned(effect: Effect) -> Effect:
+    """Return an effect with bytes of its own: a machine may use its buffer again for the next command. What is no
+    effect comes as it is, for `check_effect`."""
+    if isinstance(effect, Append):
+        return Append(_own(effect.command))
+    if isinstance(effect, Send):
+        return Send(effect.session, _own(effect.message))
+    if isinstance(effect, Deliver):
+        return Deliver(effect.session, effect.refs, _own(effect.tag))
+    return Aux(_own(effect.data)) if isinstance(effect, Aux) else effect
+
+
+def _own(data: bytes) -> bytes:
+    return bytes(data) if isinstance(data, bytearray | memoryview) else data
+
+
+def check_reply(reply: object) -> bytes:
+    """Return a reply as bytes of its own: a machine may use its buffer again. Raise `TypeError` for what no client can
+    be told: found on its way out, it would be its node's fault, and not its machine's."""
     if not isinstance(reply, _BYTES):
         raise TypeError(f"the machine's reply is a {type(reply).__name__}, not bytes")
+    return bytes(reply)

@@ -28,6 +28,7 @@ from logyard.engine.machine import (
     Timer,
     check_effect,
     check_reply,
+    owned,
 )
 from logyard.protocol.frame import UNIFORM
 
@@ -225,8 +226,8 @@ class Rehearsal:
                 before = self.snapshot()
                 try:
                     applied = self.machine.apply(context, frame.commands, (ref,))
-                    reply = applied.reply
-                    effects += applied.effects
+                    reply = check_reply(applied.reply)
+                    effects += [owned(one) for one in applied.effects]
                 except Reject as refusal:
                     reply = refusal
                     assert self.snapshot() == before, f"a command that was refused ({refusal}) changed the state"
@@ -236,9 +237,7 @@ class Rehearsal:
 
     def _did(self, context: Context, batch: Batch) -> None:
         """Keep the replicated part of an index's effects. Raises `TypeError` for effects and replies that are none."""
-        for reply in batch.replies:
-            if not isinstance(reply, Reject):
-                check_reply(reply)
+        replies = [reply if isinstance(reply, Reject) else check_reply(reply) for reply in batch.replies]
         for effect in batch.effects:
             check_effect(effect)
             if isinstance(effect, Release):
@@ -250,10 +249,10 @@ class Rehearsal:
                 else:
                     self.timers[effect.name] = effect.due_ms
             elif isinstance(effect, Append):
-                self.follow_ups.append(effect.command)
+                self.follow_ups.append(bytes(effect.command))
             elif isinstance(effect, Monitor):
                 self.monitors.add(effect.session)
-        self.seen.append(Seen(context.index, tuple(batch.replies), tuple(batch.effects)))
+        self.seen.append(Seen(context.index, tuple(replies), tuple(batch.effects)))
 
     def _due(self) -> None:
         """Run follow-ups, and timers whose time has come, in order."""

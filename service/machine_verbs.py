@@ -115,8 +115,7 @@ class MachineVerbs:
         except Reject as reject:
             raise CommandRejected(reject) from None
         # A client would make something else of a number, and raise nothing.
-        check_reply(answer)
-        return answer
+        return check_reply(answer)
 
     async def _until(self, member: Member, condition: Callable[[], bool], wait_s: float) -> None:
         with trio.move_on_after(min(wait_s, self._wait_s_max)):

@@ -30,6 +30,7 @@ from ..machine import (
     Release,
     Timer,
     check_reply,
+    owned,
 )
 from ..types import Spec
 from .machine_state import MachineState
@@ -259,7 +260,7 @@ def _session_end_of(state: Replicated) -> OnEnd | None:
         except Reject:
             # As of a timer: it changes nothing, and the session has ended all the same.
             return ()
-        return ended.effects
+        return [owned(one) for one in ended.effects]
 
     return on_end
 
@@ -295,8 +296,9 @@ def _apply_each(machine: Machine, context: Context, entry: Entry, frames: list[F
                 applied = machine.apply(context, command, (ref, *frame.pieces))
                 reply = applied.reply
                 if type(reply) is not bytes:
-                    check_reply(reply)
-                found.extend(applied.effects)
+                    reply = check_reply(reply)
+                for effect in applied.effects:
+                    found.append(effect if type(effect) is Release else owned(effect))
             except Reject as reject:
                 reply = reject
                 # A refused command's payload is nobody's: it dies at this very index, or it would leak.
@@ -356,7 +358,7 @@ def _on_append(
 
 
 def _took(effects: list[Effect], applied: Applied) -> bytes:
-    effects += applied.effects
+    effects += [owned(one) for one in applied.effects]
     return applied.reply
 
 

@@ -151,10 +151,12 @@ class Delivery:
         if sink is None:
             return
         header = {"kind": "message", "index": index}
+        # The machine may use its buffer again, and its list of refs.
+        message = bytes(effect.message)
         if effect.session not in self._queues:
-            self._give(sink, member.uid, effect.session, header, [effect.message])
+            self._give(sink, member.uid, effect.session, header, [message])
         else:
-            self._queue(effect.session, _Item(member, header, len(effect.message), [effect.message]))
+            self._queue(effect.session, _Item(member, header, len(message), [message]))
 
     def deliver(self, member: Member, index: int, effect: Deliver) -> None:
         """Deliver records by reference: found and pinned now, read and sent by the session's task."""
@@ -163,8 +165,9 @@ class Delivery:
         lacking: set[int] = set()
         found = list(self._find(member, effect.refs, lacking))
         size = sum(one.size for one in found) + LACKING_BYTES * len(lacking)
-        header = {"kind": "records", "index": index, "tag": effect.tag}
-        item = _Item(member, header, size, (), found, _homes(found), sorted(lacking), effect.refs if lacking else ())
+        header = {"kind": "records", "index": index, "tag": bytes(effect.tag)}
+        refs = tuple(effect.refs) if lacking else ()
+        item = _Item(member, header, size, (), found, _homes(found), sorted(lacking), refs)
         self._queue(effect.session, item)
 
     def _queue(self, session: int, item: _Item) -> None:

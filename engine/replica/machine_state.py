@@ -100,7 +100,8 @@ class MachineState:
             self._index, self._number = index, 0
         key = (index, self._number)
         self._number += 1
-        self.appends[key] = command
+        # The machine may use its buffer again.
+        self.appends[key] = bytes(command)
         if leading:
             self.todo.append(key)
 

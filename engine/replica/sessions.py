@@ -188,7 +188,8 @@ def apply_next(sessions: Sessions, context: Context, frames: Sequence[Frame], ap
     batch = apply_batch(context, frames)
     reply = batch.replies[0]
     if type(reply) is not bytes:
-        batch = _with_rejects_released(context, frames, batch)
+        batch = _checked(context, frames, batch)
+        reply = batch.replies[0]
     sessions.keep(session, frame.sequence, reply)
     return batch
 
@@ -327,18 +328,15 @@ def run_batch(apply_batch: ApplyBatch, context: Context, frames: Sequence[Frame]
     batch = apply_batch(context, frames)
     for reply in batch.replies:
         if type(reply) is not bytes:
-            return _with_rejects_released(context, frames, batch)
+            return _checked(context, frames, batch)
     return batch
 
 
-def _with_rejects_released(context: Context, frames: Sequence[Frame], batch: Batch) -> Batch:
-    """Release the payloads of the batch's refused frames. Raises `TypeError` for a reply that is none."""
-    for reply in batch.replies:
-        if type(reply) is not bytes and not isinstance(reply, Reject):
-            check_reply(reply)
+def _checked(context: Context, frames: Sequence[Frame], batch: Batch) -> Batch:
+    """Return a batch whose replies are bytes or refusals, with the payloads of refused frames released. Raises
+    `TypeError` for a reply that is none."""
+    replies = [reply if isinstance(reply, Reject) else check_reply(reply) for reply in batch.replies]
     refused = [
-        release_of(context, frame)
-        for frame, reply in zip(frames, batch.replies, strict=True)
-        if isinstance(reply, Reject)
+        release_of(context, frame) for frame, reply in zip(frames, replies, strict=True) if isinstance(reply, Reject)
     ]
-    return Batch(batch.replies, [*batch.effects, *refused]) if refused else batch
+    return Batch(replies, [*batch.effects, *refused])

@@ -194,6 +194,22 @@ class Wordy(Mux):
         return Applied("done") if command == b"reply" else Applied(b"", [Append("later")])  # type: ignore[arg-type]
 
 
+class Reuser(faulty.Sound):
+    """Says all that it says with one buffer."""
+
+    out = bytearray(1)
+
+    def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
+        self.out[:] = command.upper()
+        return Applied(self.out, [Append(self.out)] if command.islower() else ())  # type: ignore[arg-type]
+
+
+def test_a_buffer_that_is_used_again_changes_no_reply_that_was_given() -> None:
+    run = Rehearsal(Reuser)
+    (seen, *later) = run.step(Entry((Command(b"a"), Command(b"b"))))
+    assert seen.replies == (b"A", b"B") and [one.replies for one in later] == [(b"A",), (b"B",)]
+
+
 def test_a_reply_and_an_effect_that_are_none_are_found() -> None:
     for command, why in [(b"reply", "reply is a str, not bytes"), (b"effect", "is no effect")]:
         with pytest.raises(TypeError, match=why):

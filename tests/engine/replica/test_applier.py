@@ -10,7 +10,20 @@ import trio
 import trio.testing
 
 from logyard.engine.entry import CONFIGURATION, NOOP, encode_system
-from logyard.engine.machine import Applied, Context, Effect, Machine, Monitor, Position, Reject, Release
+from logyard.engine.machine import (
+    Append,
+    Applied,
+    Batch,
+    Context,
+    Effect,
+    Frame,
+    Machine,
+    Monitor,
+    PayloadRef,
+    Position,
+    Reject,
+    Release,
+)
 from logyard.engine.replica.applier import Applier, Host
 from logyard.engine.replica.effects import Effects
 from logyard.engine.replica.member import DELETED, HALTED, RUNNING, Member
@@ -165,6 +178,51 @@ def test_a_reply_that_is_no_bytes_halts_its_group_and_never_comes_to_a_connectio
     rig.apply()
     assert rig.client.once() == {1: "unknown"} and rig.core.applied == odd - 1
     assert rig.member.state == HALTED and "reply is a" in rig.member.reason
+
+
+class Reuser(Recorder):
+    """Says all that it says with one buffer, which it writes anew for each command."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = bytearray(1)
+
+    def apply(self, context: Context, command: bytes, payloads: Sequence[PayloadRef]) -> Applied:
+        self.out[:] = command
+        return Applied(cast(bytes, self.out), [Append(cast(bytes, self.out))])
+
+
+class BatchReuser(Reuser):
+    def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
+        (found,) = [self.apply(context, one.commands, ()) for one in frames]
+        return Batch([found.reply], found.effects)
+
+
+@pytest.mark.parametrize("session", [0, 7])
+@pytest.mark.parametrize("make", [Reuser, BatchReuser])
+def test_a_buffer_that_a_machine_uses_again_changes_nothing_that_it_said(
+    monkeypatch: pytest.MonkeyPatch, make: type[Reuser], session: int
+) -> None:
+    def keep(self: Performed, member: Member, context: Context, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            member.keep(context, effect)
+
+    rig = Rig()
+    rig.member.begin_anew(cast(Machine, make()))
+    monkeypatch.setattr(Performed, "perform", keep)
+    rig.entries.add_own(encode_system("register", 7, 1, 60_000))
+    frames = [frame(command, session, session and number) for number, command in enumerate((b"a", b"b"), 1)]
+    if make is Reuser and not session:
+        rig.owe(rig.entries.add_frames(*frames), 1, 2)
+    else:
+        for number, one in enumerate(frames, 1):
+            rig.owe(rig.entries.add_frames(one), number)
+    rig.apply()
+    assert rig.client.once() == {1: b"a", 2: b"b"}
+    assert rig.member.kept is not None and list(rig.member.kept.appends.values()) == [b"a", b"b"]
+    if session:
+        assert rig.member.sessions is not None
+        assert [rig.member.sessions.known(7, number) for number in (1, 2)] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("session", [0, 7])
