@@ -8,6 +8,7 @@ machine is at fault (`checks`). Shipped as `logyard.testing.Rehearsal`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -89,7 +90,8 @@ class Seen(NamedTuple):
 
 class Rehearsal:
     """One machine and what the engine would keep beside it. `make` gives a fresh machine; `now` is log time (ms since
-    1970). `live`: the names of payloads that were written and not released, with their sizes."""
+    1970). `live`: the names of payloads that were written and not released, with their sizes; `dead`: of those that
+    were released."""
 
     def __init__(self, make: Callable[[], Machine], *, now: int = START_MS, version: int = 1) -> None:
         self.make = make
@@ -103,6 +105,7 @@ class Rehearsal:
         self.version = version
         self.index = 0
         self.live: dict[Position, int] = {}
+        self.dead: set[Position] = set()
         self.timers: dict[str, int] = {}
         self.follow_ups: list[bytes] = []
         self.monitors: set[int] = set()
@@ -157,8 +160,11 @@ class Rehearsal:
         """Check that the machine needs exactly what it did not release. Raises `AssertionError`."""
         leaked = sorted(set(self.live) - self.claimed())
         assert not leaked, f"neither released nor in live_refs (they would stay for ever): {leaked[:10]}"
+        dead = sorted(self.dead)
         for one in self.machine.live_refs():
             assert one.first <= one.end, f"live_refs gives the range {one}"
+            lost = dead[bisect_left(dead, one.first) : bisect_left(dead, one.end)]
+            assert not lost, f"released, and still in live_refs (they are gone): {lost[:10]}"
 
     def snapshot(self) -> dict[str, bytes]:
         """Return the machine's sections."""
@@ -169,7 +175,7 @@ class Rehearsal:
         other = Rehearsal(self.make, now=self.now, version=self.version)
         other.machine.restore(self.snapshot())
         other.index = self.index
-        other.live, other.timers = dict(self.live), dict(self.timers)
+        other.live, other.dead, other.timers = dict(self.live), set(self.dead), dict(self.timers)
         other.follow_ups, other.monitors = list(self.follow_ups), set(self.monitors)
         return other
 
@@ -243,6 +249,7 @@ class Rehearsal:
             if isinstance(effect, Release):
                 for at in [at for at in self.live if effect.first <= at < effect.end]:
                     del self.live[at]
+                    self.dead.add(at)
             elif isinstance(effect, Timer):
                 if effect.due_ms is None:
                     self.timers.pop(effect.name, None)

@@ -122,6 +122,15 @@ class Leaking(Sound):
         return []
 
 
+class Careless(Sound):
+    """It releases a word that it keeps."""
+
+    def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
+        found = super().apply(context, command, refs)
+        dead = [Release(*range_of(ref)) for ref in refs] if command == b"add three" else []
+        return found._replace(effects=[*found.effects, *dead])
+
+
 class Shared(Sound):
     """A snapshot that later commands change."""
 
