@@ -140,8 +140,6 @@ class LivenessAccounting:
         while position <= run.last:
             entries = reader.entries(member.uid, position, run.last, 1 << 24)
             if not entries:
-                if reader.damaged:
-                    raise Corrupt(reader.path, 0, f"entry {position} of group {member.uid:016x}", "no row of it")
                 break
             for entry in entries:
                 if entry.body_bytes and not entry.tombstone:

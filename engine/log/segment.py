@@ -233,11 +233,13 @@ class SegmentReader:
         least one.
 
         `bodies` is None where there is a payload; `file` and `offset` say where it lay when the segment was written.
-        Raises `Corrupt`
-        for a damaged one; those before it can be had with a lower `high`.
+        Raises `Corrupt` for a damaged one; those before it can be had with a lower `high`. Of a `damaged` segment, ask
+        within a run: one that has no row is damage, too, behind the last one only when it is asked for first.
         """
         group = self.groups.get(uid)
         if group is None or low > group.last or high < group.first:
+            if self.damaged:
+                self._miss(uid, low, high + 1)
             return []
         start = self._find(group, low)
         # An index has one row: who asks for one entry reads no others.
@@ -245,7 +247,7 @@ class SegmentReader:
         found: list[Entry] = []
         taken = 0
         # In a whole index a missing row was never there; in a damaged one it may be the damage.
-        expected = max(low, group.first) if self.damaged else 0
+        expected = low if self.damaged else 0
         # Rows are read in steps: a caller with a byte limit takes few of a long range.
         step = 64
         while start < end:
@@ -259,19 +261,25 @@ class SegmentReader:
             for row in rows:
                 # The row holds: by the index's checksum, or by its own when the index was rebuilt.
                 if ROW.unpack_from(row)[1] > high:
-                    return found
+                    start = end
+                    break
                 entry = self._entry(uid, row, block, base)
                 if expected:
-                    while expected < entry.index and self._elsewhere is not None and self._elsewhere(uid, expected):
-                        expected += 1
-                    if entry.index != expected:
-                        raise Corrupt(self.path, self._index, f"entry {expected} of group {uid:016x}", entry.index)
-                    expected += 1
+                    self._miss(uid, expected, entry.index)
+                    expected = entry.index + 1
                 taken += entry.size
                 if found and taken > max_bytes:
                     return found
                 found.append(entry)
+        if expected and not found:
+            self._miss(uid, expected, high + 1)
         return found
+
+    def _miss(self, uid: int, first: int, end: int) -> None:
+        """Raise `Corrupt` for the first entry from `first` up to, but without, `end` that this file should have."""
+        for index in range(first, end):
+            if self._elsewhere is None or not self._elsewhere(uid, index):
+                raise Corrupt(self.path, self._index, f"entry {index} of group {uid:016x}", "no row of it")
 
     def _entry(self, uid: int, row: bytes, block: bytes, base: int) -> Entry:
         owner, index, term, offset, file, at, _, tombstone, length, *_ = ROW.unpack_from(row)

@@ -160,6 +160,29 @@ def test_a_hole_in_a_damaged_index_is_an_error(tmp_path: Path) -> None:
     reader.close()
 
 
+@pytest.mark.parametrize("row", [0, 4])
+def test_an_edge_of_a_damaged_index_is_missed_as_well(tmp_path: Path, row: int) -> None:
+    write(tmp_path, [(7, entry) for entry in commands(7, 1, 5)]).close()
+    path = tmp_path / "5.segment"
+    image = bytearray(path.read_bytes())
+    image[sum(len(entry.data) for entry in commands(7, 1, 5)) + BLOCK + row * ROW_BYTES + 9] ^= 1
+    path.write_bytes(image)
+    reader, seen, at = SegmentReader(Disk(), str(path)), [], 1
+    with pytest.raises(Corrupt, match=f"entry {row + 1} of"):
+        while found := reader.entries(7, at, 5):
+            seen += found
+            at = found[-1].index + 1
+    assert [entry.index for entry in seen] == list(range(1, row + 1))
+    with pytest.raises(Corrupt):
+        reader.entries(8, 1, 5)
+    reader.close()
+    # What is in no segment is not missed.
+    reader = SegmentReader(Disk(), str(path), elsewhere=lambda uid, index: (uid, index) == (7, row + 1))
+    assert [entry.index for entry in reader.entries(7, 1, 5)] == [one for one in range(1, 6) if one != row + 1]
+    assert reader.entries(7, row + 1, row + 1) == []
+    reader.close()
+
+
 def test_without_head_and_foot_it_is_no_segment(tmp_path: Path) -> None:
     write(tmp_path, rows()).close()
     path = tmp_path / "5.segment"

@@ -522,10 +522,11 @@ async def test_a_pass_comes_by_itself_and_a_restart_knows_when_the_last_one_was(
 
 
 @pytest.mark.parametrize("covered", [False, True], ids=["log", "snapshot"])
-@pytest.mark.parametrize("how", ["cut index", "another segment"])
+@pytest.mark.parametrize("how", ["cut index", "first row", "another segment"])
 @pytest.mark.parametrize("when", ["running", "at a start"])
 async def test_a_segment_that_lacks_entries(tmp_path: Path, how: str, covered: bool, when: str) -> None:
-    """Rows cut off its index, or all of them another segment's: no entry of it reads as if it had never been there."""
+    """Rows cut off its index, the first one damaged, or all another segment's: no entry of it reads as if it had never
+    been there."""
     async with cluster(tmp_path, payload_cache_bytes=0) as c:
         bodies = await filled(c)
         await c.roll(3)
@@ -542,6 +543,10 @@ async def test_a_segment_that_lacks_entries(tmp_path: Path, how: str, covered: b
             image = second.read_bytes()
             index = HEAD.unpack(image[: HEAD_BYTES - 8])[6]
             os.truncate(second, index + 2 * ROW_BYTES + 5)
+        elif how == "first row":
+            image = bytearray(second.read_bytes())
+            image[HEAD.unpack(image[: HEAD_BYTES - 8])[6] + 9] ^= 1
+            second.write_bytes(image)
         else:
             second.write_bytes(first.read_bytes())
         if when == "at a start":
