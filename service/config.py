@@ -112,6 +112,8 @@ class NodeConfig:
     limits: SystemConfig = field(default_factory=SystemConfig)
     joined: int = 0
     """The number of a directory that became a node by joining; not a key."""
+    zone: str = ""
+    """Where it stands, by the command that starts it; not a key. Nothing: it does not say."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.id <= _NODE_ID_MAX:

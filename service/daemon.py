@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,9 +58,11 @@ def leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def run_node(path: Path, *, until_eof: bool = False, invitation: Invitation | None = None) -> int:
-    """Serve until stopped; return the exit code. `invitation`: an empty directory joins first. Errors of the world
-    become one line on standard error."""
+def run_node(
+    path: Path, *, until_eof: bool = False, invitation: Invitation | None = None, zone: str = "-"
+) -> int:  # fmt: skip
+    """Serve until stopped; return the exit code. `invitation`: an empty directory joins first; `zone`: where the node
+    stands, unless `-`. Errors of the world become one line on standard error."""
     from logyard.protocol.errors import BadRequest, LogyardError, Outdated, WalFailed
 
     from .catalog.join import has_number, joined_config
@@ -71,6 +74,10 @@ def run_node(path: Path, *, until_eof: bool = False, invitation: Invitation | No
             config = load_config(path, os.environ)
         else:
             config = joined_config(path, os.environ, invitation)
+        if zone != "-":
+            if not config.catalog:
+                raise BadRequest("--zone: nobody asks for it without a catalogue: set catalog = true in [node]")
+            config = replace(config, zone=zone)
         warn_of_keys([door for door in open_doors(config) if door is not None])
         read_secret(config)
     except LogyardError as error:

@@ -65,12 +65,14 @@ def joined_config(path: Path, environ: Mapping[str, str], invitation: Invitation
 
 
 def said(config: NodeConfig) -> dict[str, Any]:
-    """Return what a node says of where it is: its addresses, as others reach it."""
+    """Return what a node says of where it is: its addresses, as others reach it, and its zone."""
     client = config.client_addresses[config.id]
     host, port = config.peer_listen
     if host in ("0.0.0.0", "::"):
         host = client[0]
     found: dict[str, Any] = {"peer": f"{host}:{port}", "client": f"{client[0]}:{client[1]}"}
+    if config.zone:
+        found["zone"] = config.zone
     return {**found, "directory": config.joined} if config.joined else found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from logyard.pipeline.directory.places import data_directories
 
@@ -80,7 +81,7 @@ def cli() -> None:
 @click.option("--join", "server", metavar="HOST:PORT", help="An empty directory joins the cluster of this node first.")
 @click.option("--token", help="What `logyard nodes invite` printed.", envvar="LOGYARD_TOKEN", default="")
 @click.option("--replaces", type=click.IntRange(min=1), help="Take the members of this node, which is gone for good.")
-@click.option("--zone", default="-", help="Where the node stands, with --join: logs spread over zones.")
+@click.option("--zone", default="-", help="Where the node stands, with a catalogue: logs spread over zones.")
 def serve(config: Path, until_eof: bool, server: str | None, token: str, replaces: int | None, zone: str) -> None:
     """Run one node until SIGTERM or Ctrl-C.
 
@@ -98,8 +99,11 @@ def serve(config: Path, until_eof: bool, server: str | None, token: str, replace
     from ..catalog.join import Invitation
     from ..daemon import run_node
 
+    given = click.get_current_context().get_parameter_source("token") is ParameterSource.COMMANDLINE
+    if not server and (given or replaces):
+        raise click.UsageError("--token and --replaces belong to --join")
     invitation = Invitation(server, token, replaces or 0, zone) if server else None
-    raise click.exceptions.Exit(run_node(config, until_eof=until_eof, invitation=invitation))
+    raise click.exceptions.Exit(run_node(config, until_eof=until_eof, invitation=invitation, zone=zone))
 
 
 @cli.command()

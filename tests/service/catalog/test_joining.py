@@ -112,6 +112,17 @@ def test_a_node_that_joins_may_listen_on_every_address(tmp_path: Path) -> None:
     assert config.client_addresses == {1: ("10.0.0.1", 7001), 4: ("node-4", 7204)}
 
 
+def test_what_is_of_a_join_is_refused_without_one(tmp_path: Path) -> None:
+    """It was read, and nothing was done with it."""
+    path = tmp_path / "node.toml"
+    path.write_text("[node]\nid = 1\ndirectory = 'data'\n")
+    for more in (("--token", "x"), ("--replaces", "3")):
+        found = CliRunner().invoke(cli, ["serve", "--config", str(path), *more], env={"LOGYARD_TOKEN": "y"})
+        assert found.exit_code == 2 and "--join" in found.stderr, more
+    found = CliRunner().invoke(cli, ["serve", "--config", str(path), "--zone", "a"])
+    assert found.exit_code == 2 and "catalog" in found.stderr
+
+
 def test_a_node_that_has_moved_says_where_it_is(tmp_path: Path) -> None:
     """Nobody dials it there, so it heard of no leader, and asked nobody."""
     with LocalCluster(tmp_path, 3, catalog=True) as cluster:
@@ -124,11 +135,12 @@ def test_a_node_that_has_moved_says_where_it_is(tmp_path: Path) -> None:
         moved = f"127.0.0.1:{free_ports(1)[0]}"
         text = node.config_path.read_text(encoding="utf-8")
         node.config_path.write_text(text.replace(node.peer_address, moved), encoding="utf-8")
+        cluster.options[3] = ("--zone", "b")
         cluster.restart(3)
 
         def told() -> bool:
             rows = {row["node"]: row for row in run("nodes", "list", "--servers", asked)["nodes"]}
-            return (rows[3]["peer"], rows[3]["state"]) == (moved, "active")
+            return (rows[3]["peer"], rows[3]["state"], rows[3]["zone"]) == (moved, "active", "b")
 
         until(told, "the others know where it is")
         until(lambda: run("create", "orders", "--servers", node.client_address)["ok"], "and it hears them")
