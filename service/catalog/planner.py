@@ -28,6 +28,7 @@ T = TypeVar("T")
 UNEVEN = 1.05
 ROWS_AT_ONCE = 128
 REPLACE, ADD, REMOVE, LEAD = "replace", "add", "remove", "lead"
+MORE_NODES = "add a node: logyard nodes invite"
 GONE = (DEAD, REMOVED)
 UNKNOWN = "unknown"
 """Of a node that has never said who it is: one that starts later than the others with its logs is not gone."""
@@ -185,14 +186,18 @@ class Planner:
             self._replace(row, source, f"node {source} is dead")
             return
         for node in sorted(row.learners):
-            if self._state(node) in GONE:
-                self._move(row, REMOVE, node, 0, f"node {node} is dead")
+            state = self._state(node)
+            if state in GONE or state == DRAINING:
+                self._move(row, REMOVE, node, 0, f"node {node} {'drains' if state == DRAINING else 'is dead'}")
                 return
         if len(row.voters) < row.copies:
+            short = f"{len(row.voters)} of {row.copies} copies"
             target = self._target(row, 0)
             if target:
-                self._move(row, ADD, 0, target, f"{len(row.voters)} of {row.copies} copies")
-            return
+                self._move(row, ADD, 0, target, short)
+                return
+            why = f"{short}, and no node can take one{self._refused(row)}"
+            self._stuck.append(Stuck(row.uid, row.name, why, MORE_NODES))
         for source in sorted(row.voters):
             if self._state(source) == DRAINING:
                 self._replace(row, source, f"node {source} drains")
@@ -216,11 +221,14 @@ class Planner:
         if target:
             self._move(row, REPLACE, source, target, why)
         else:
-            hint = "add a node: logyard nodes invite"
+            hint = MORE_NODES
             if len(row.voters) > 1:
                 hint += f"; or have one copy fewer: logyard members remove --all --node {source}"
-            refused = "".join(f"; node {node} refused it" for node in sorted(self._avoid.get(row.uid, ())))
-            self._stuck.append(Stuck(row.uid, row.name, f"{why}, and no node can take its place{refused}", hint))
+            why = f"{why}, and no node can take its place{self._refused(row)}"
+            self._stuck.append(Stuck(row.uid, row.name, why, hint))
+
+    def _refused(self, row: _Row) -> str:
+        return "".join(f"; node {node} refused it" for node in sorted(self._avoid.get(row.uid, ())))
 
     def _target(self, row: _Row, source: int, most: int = 1 << 62) -> int:
         """Return the node that should get a member: the one that replaces `source`, a pinned one, one in the zone that

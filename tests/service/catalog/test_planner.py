@@ -72,6 +72,26 @@ def test_short_logs_draining_nodes_and_learners_of_the_dead() -> None:
     assert moves(plan(FOUR, [log(1, 1, 2, 3, 4, copies=3)])) == [], "what an operator added stays"
 
 
+def test_a_node_that_drains_gives_up_its_learners() -> None:
+    """It never got empty: a learner is counted as a log that it has."""
+    drains = {**FOUR, 2: node(DRAINING)}
+    found = plan(drains, [log(1, 1, 3, 4, learners=(2,))])
+    assert moves(found) == [("remove", 2, 0)] and found.moves[0].why == "node 2 drains"
+    assert moves(plan(FOUR, [log(1, 1, 3, 4, learners=(2,))])) == [], "an operator's"
+
+
+def test_a_short_log_without_a_place_is_listed_and_what_drains_beside_it() -> None:
+    """Nothing was said of either."""
+    short = [log(1, 1, 2, copies=3)]
+    found = plan({1: node(), 2: node()}, short)
+    assert found.moves == [] and found.stuck[0].why == "2 of 3 copies, and no node can take one"
+    assert found.stuck[0].hint == "add a node: logyard nodes invite"
+    drains = plan({1: node(), 2: node(DRAINING)}, short)
+    assert drains.moves == [] and any("node 2 drains" in one.why for one in drains.stuck)
+    refused = Planner({1: node(), 2: node(), 3: node()}, short, {}, {}, {1: {3}}).plan()
+    assert refused.stuck[0].why.endswith("no node can take one; node 3 refused it")
+
+
 def test_system_logs_come_first_and_the_catalogue_looks_after_itself() -> None:
     dead = {**FOUR, 3: node(DEAD)}
     found = plan(dead, [log(1, 1, 2, 3), log(9, 1, 2, 3, name="_groups-0"), log(5, 1, 2, 3, name=RESERVED)])
