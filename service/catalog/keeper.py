@@ -467,11 +467,11 @@ class Keeper:
         others wait: each would be asked for as long as anybody may take to answer, and what is imported was perhaps
         made long ago."""
         gone = {number for number, known in nodes_of(catalog).rows if known.state in GONE}
-        lost = [row.uid for row in late if len(gone.intersection(row.members)) * 2 >= len(row.members)]
+        lost = [row.uid for row in late if len(gone & set(row.members)) * 2 >= len(row.members)]
         if lost:
             await self._doors.calls.change("logs", "undo", {"uids": lost[:REPORTS_MAX]})
         live = self._here.live
-        near = [row for row in late if len(live.intersection(row.members)) * 2 > len(row.members)]
+        near = [row for row in late if len(live & set(row.members)) * 2 > len(row.members)]
         if near:
             await self._doors.finish(near[:FINISHED_MAX])
 

@@ -41,8 +41,8 @@ class Place(NamedTuple):
 
 class Places:
     """The other nodes' places, as this node has them. `store` makes rows of the meta store durable; `tell(node,
-    client)` has clients told of an address, or of none. A node that dials nobody has no `network`. `begun`: the nodes of
-    this one's configuration."""
+    client)` has clients told of an address, or of none. A node that dials nobody has no `network`. `begun`: the nodes
+    of this one's configuration."""
 
     def __init__(
         self,

@@ -170,7 +170,7 @@ async def test_a_node_whose_copy_left_before_it_heard_why_says_so() -> None:
     denied = False
     here: Any = SimpleNamespace(
         cluster="c", node_id=3, live={3}, members={}, names={}, configured={1, 2, 3}, said=dict,
-        denied=lambda: denied, left=lambda uid: uid == keeper.uid,
+        denied=lambda: denied, left=lambda uid: uid == keeping.catalog_uid("c"),
     )  # fmt: skip
     keeper = Keeper(here, cast(Any, SimpleNamespace(calls=None)))
     await keeper._look()
