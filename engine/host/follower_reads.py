@@ -2,7 +2,7 @@
 
 A member asks its leader for a read index, which the leader confirms with a quorum, and remembers when it asked. Until
 that is older than a reader allows, and once it is applied here, reads are answered without asking anybody. Only this
-node's own clock is read, and only for lengths of time. Invariant: a read within `s` seconds holds everything that was
+node's own clock is read, and only for lengths of time, those in which its machine was suspended among them. Invariant: a read within `s` seconds holds everything that was
 acknowledged `s` seconds before it came; within 0 it is linearizable. One round a group is under way, for all readers.
 Called by `service.log.verbs`; `inbound` brings what nodes say.
 """
@@ -35,7 +35,7 @@ KNOWN_MAX = 10_000
 
 class FollowerReads:
     """One node's. `find` gives a group's member, woken if need be; `read_index` a linearizable read's index on the
-    leader."""
+    leader; `clock_ns` goes on also while the machine is suspended."""
 
     def __init__(
         self,
@@ -43,12 +43,14 @@ class FollowerReads:
         read_index: Callable[[Member], Awaitable[int]],
         send_blob: SendBlob,
         spawn: Callable[..., None],
+        clock_ns: Callable[[], int],
     ) -> None:
         self._find = find
         self._read_index = read_index
         self._send_blob = send_blob
         self._spawn = spawn
-        # By group: when its last round began (s, the loop's clock), and the index it brought.
+        self._clock_ns = clock_ns
+        # By group: when its last round began (s), and the index it brought.
         self._known: dict[int, tuple[float, int]] = {}
         self._rounds: dict[int, trio.Event] = {}
         self._asked: dict[int, PendingReply[Mapping[str, Any]]] = {}
@@ -59,7 +61,7 @@ class FollowerReads:
         """Wait until this member has applied everything that was committed `staleness_s` before this call. Raises
         `Busy` while there is nobody to say what that is, `GroupStopped`."""
         uid = member.uid
-        came = trio.current_time()
+        came = self._clock_ns() / 1e9
         while True:
             member.check_running()
             began, index = self._known.get(uid, (-1.0, 0))
@@ -75,7 +77,7 @@ class FollowerReads:
         uid = member.uid
         over = self._rounds[uid] = trio.Event()
         try:
-            began = trio.current_time()
+            began = self._clock_ns() / 1e9
             with trio.move_on_after(PATIENCE_S):
                 index = await self._index(member)
                 await wait(member, lambda: member.raft.applied >= index)

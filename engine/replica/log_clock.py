@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 from logyard.protocol.errors import LogyardError
@@ -24,6 +25,7 @@ from .member import RUNNING, Member
 
 log = logging.getLogger(__name__)
 
+BOOT: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 BEHIND_MS = 1000
 """So far log time may be behind the wall clock where a machine can be told of a jump."""
 JUMPS_VERSION = 2
@@ -31,11 +33,13 @@ JUMPS_VERSION = 2
 
 
 class Clocks:
-    """The clocks of this machine, that log time is made from; whoever tests sets them."""
+    """The clocks of this machine, that log time is made from; whoever tests sets them. `boot_ns` goes on also while the
+    machine is suspended, where the system has such a clock."""
 
     def __init__(self) -> None:
         self.wall_ns: Callable[[], int] = time.time_ns
         self.monotonic_ns: Callable[[], int] = time.monotonic_ns
+        self.boot_ns: Callable[[], int] = partial(time.clock_gettime_ns, BOOT)
 
 
 def none_runs(member: Member) -> bool:

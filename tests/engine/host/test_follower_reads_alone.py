@@ -40,9 +40,14 @@ class Rig:
         self.error: str | None = None
         self.own: list[Exception | int] = []
         self.reads = FollowerReads(
-            lambda uid: self.member if uid == UID else None, self.read_index, self.send, self.spawn
+            lambda uid: self.member if uid == UID else None, self.read_index, self.send, self.spawn, self.clock_ns
         )
+        self.suspended_s = 0.0
         self.nursery: trio.Nursery
+
+    def clock_ns(self) -> int:
+        """trio's does not go on while the machine is suspended."""
+        return round((trio.current_time() + self.suspended_s) * 1e9)
 
     def spawn(self, task: Callable[..., Any], *arguments: Any) -> None:
         self.nursery.start_soon(task, *arguments)
@@ -109,6 +114,14 @@ async def test_an_answer_counts_from_when_it_was_asked_for(autojump_clock: Clock
     await trio.sleep(0.5)
     assert await rig.within(2.0) == [0.0]
     assert await rig.within(1.9) == [1.5]
+
+
+async def test_time_in_which_the_machine_was_suspended_counts(autojump_clock: Clock) -> None:
+    rig = Rig()
+    await rig.within(HOUR)
+    rig.suspended_s = HOUR
+    assert await rig.within(10.0) == [1.0] and len(rig.sent) == 2, "what is known is an hour old"
+    assert await rig.within(10.0) == [0.0]
 
 
 async def test_who_waits_for_a_round_that_began_before_it_came_begins_the_next_one(autojump_clock: Clock) -> None:
