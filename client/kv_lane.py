@@ -92,7 +92,7 @@ class KvLane(Lane):
             not isinstance(batch, KvBatch)
             or alone
             or batch.alone
-            or not -SHARED_S < timeout - self._open_for < SHARED_S
+            or not (timeout == self._open_for or -SHARED_S < timeout - self._open_for < SHARED_S)
             or (batch.size >= BATCH_BYTES and (len(batch.heads) >= FEW_RECORDS or batch.size + size > FEW_BYTES))
             or len(batch.heads) + len(bodies) >= BATCH_RECORDS
             or size >= BATCH_BYTES

@@ -226,7 +226,7 @@ class Lane:
         size = 0 if body is None else len(body)
         if (
             batch is None
-            or not -SHARED_S < timeout - self._open_for < SHARED_S
+            or not (timeout == self._open_for or -SHARED_S < timeout - self._open_for < SHARED_S)
             or batch.flags != flags
             or batch.command != command
             or (batch.size >= BATCH_BYTES and (len(batch.heads) >= FEW_RECORDS or batch.size + size > FEW_BYTES))

@@ -153,7 +153,7 @@ class Consumer:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         return None
-                    self._changed.wait(left)
+                    self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
                     continue
                 again = self._inbox.resend() if lost else b""
             if again:

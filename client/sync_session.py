@@ -44,7 +44,7 @@ class SyncSession:
                 if self._numbers is not None and self._numbers.room:
                     return self._numbers, self._numbers.next()
                 left = deadline - monotonic()
-                if left <= 0 or not self._changed.wait(left):
+                if left <= 0 or not self._changed.wait(min(left, threading.TIMEOUT_MAX)):
                     raise Busy.told("the session's window is full", {"cause": "session window", "retry_after": 0.01})
             stale = self._stale
         session = 0

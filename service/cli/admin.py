@@ -248,7 +248,7 @@ def watch_status(
                 click.echo(json.dumps(line, default=plain))
             if looks == count:
                 break
-            wait(interval)
+            wait(min(interval, threading.TIMEOUT_MAX))
     if not ok:
         raise click.exceptions.Exit(EXIT_FAILED)
 

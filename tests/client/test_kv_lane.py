@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from logyard.client.kv_lane import KvLane
@@ -16,6 +17,12 @@ def test_operations_with_other_patience_do_not_share_a_frame() -> None:
     one.expire(1.0)
     assert hasty.pending.done and not patient.pending.done
     assert shared is patient and position == 1
+
+
+def test_operations_that_may_wait_for_ever_share_a_frame() -> None:
+    one = KvLane("a", Window(1 << 40, lambda: None), lambda: 0.0, lambda lane: None, random.Random(1))
+    first, _ = one.add_operation(b"1", (), math.inf)
+    assert one.add_operation(b"2", (), math.inf) == (first, 1)
 
 
 def test_what_may_have_a_long_answer_has_a_frame_of_its_own() -> None:

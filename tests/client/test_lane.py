@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -48,6 +49,14 @@ def test_no_frame_of_mixed_records_is_larger_than_an_entry() -> None:
         assert [size for frame in frames for size in frame] == sizes
         for frame in frames:
             assert len(frame) == 1 or sum(frame) <= FEW_BYTES
+
+
+def test_records_that_may_wait_for_ever_share_a_frame() -> None:
+    one = lane()
+    first, _ = one.add(b"", b"x", math.inf)
+    assert one.add(b"", b"y", math.inf) == (first, 1)
+    hasty, _ = one.add(b"", b"z", 1.0)
+    assert hasty is not first and one.add(b"", b"z", math.inf)[0] is not hasty
 
 
 def pending(ambiguous: bool) -> tuple[Lane, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -61,6 +62,16 @@ def test_what_could_not_be_settled_is_not_forgotten(limit: int) -> None:
             consumer.flush()
         consumer.flush()
     assert yard.settled == limit and yard.ended.is_set()
+
+
+@pytest.mark.parametrize("wait", [math.inf, 1e300, threading.TIMEOUT_MAX])
+def test_who_waits_for_ever_is_ended_by_the_consumers_end(wait: float) -> None:
+    yard: Any = Yard(9)
+    with Queue(yard, "q").consume() as consumer:
+        closing = threading.Timer(0.1, consumer.close)
+        closing.start()
+        assert consumer.get(wait) is None
+        closing.join()
 
 
 class Late(Yard):

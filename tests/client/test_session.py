@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from math import inf
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
@@ -110,7 +111,8 @@ def test_who_could_not_begin_a_session_leaves_it_to_the_next() -> None:
     assert session.take(monotonic() + 60)[0].session == 7 and begun == [0, 0]
 
 
-def test_who_waits_for_a_session_is_woken_when_it_has_begun() -> None:
+@pytest.mark.parametrize("seconds", [5.0, inf])
+def test_who_waits_for_a_session_is_woken_when_it_has_begun(seconds: float) -> None:
     waiting, found = threading.Event(), list[int]()
 
     class Condition(threading.Condition):
@@ -120,7 +122,7 @@ def test_who_waits_for_a_session_is_woken_when_it_has_begun() -> None:
 
     def wait() -> None:
         with suppress(errors.Busy):
-            found.append(session.take(monotonic() + 5)[0].session)
+            found.append(session.take(monotonic() + seconds)[0].session)
 
     waiter = threading.Thread(target=wait)
 
