@@ -333,8 +333,9 @@ class Scrub:
         except (LogyardError, ValueError) as error:
             log.warning("when the last scrub was is not known: %s", error)
         every = self._every_s
-        passed = max(0.0, self._wall_ns() / 1e9 - self.finished_ms / 1000)
-        wait = max(0.0, every - passed) if self.finished_ms else min(FIRST_S, every)
+        passed = self._wall_ns() / 1e9 - self.finished_ms / 1000
+        # One that ended in the future, by a wall clock that was ahead, says nothing.
+        wait = max(0.0, every - passed) if self.finished_ms and passed >= 0 else min(FIRST_S, every)
         while True:
             with trio.move_on_after(wait if every else math.inf):
                 await self._asked.wait()

@@ -24,7 +24,7 @@ from logyard.engine.log.wal_files import wal_name
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.membership import Configuration
 from logyard.engine.repair import scrub, scrub_walks
-from logyard.engine.repair.scrub import ASK_S, GIVE_WAY_MAX_S, KINDS, LEADER_S, REPAIR_S, Findings, Repairs, Scrub
+from logyard.engine.repair.scrub import ASK_S, FIRST_S, GIVE_WAY_MAX_S, KINDS, LEADER_S, REPAIR_S, Findings, Repairs, Scrub
 from logyard.protocol.errors import Busy, Corrupt
 
 from ..log.model import command, open_wal
@@ -160,6 +160,18 @@ async def test_passes_are_so_long_apart_across_starts(autojump_clock: trio.testi
         assert found.finished_ms and found.status()["passes"] == 0
         await trio.sleep(3)
         assert found.passes == 1
+
+
+async def test_a_pass_that_ended_in_the_future_puts_nothing_off(autojump_clock: trio.testing.MockClock) -> None:
+    """By a wall clock that was ahead: each start began to wait for the whole time again."""
+    books = Books()
+    books.rows[meta_rows.SCRUB] = msgpack.packb(365 * 86_400_000)
+    async with scrubbing(Rig(), books, 7 * 86_400) as (found, _):
+        await trio.sleep(FIRST_S - 1)
+        assert found.status()["passes"] == 0
+        await trio.sleep(2)
+        assert found.passes == 1
+        assert found.finished_ms < 365 * 86_400_000
 
 
 async def test_a_walk_that_fails_ends_the_pass_and_is_tried_again(autojump_clock: trio.testing.MockClock) -> None:
