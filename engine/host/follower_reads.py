@@ -2,8 +2,9 @@
 
 A member asks its leader for a read index, which the leader confirms with a quorum, and remembers when it asked. Until
 that is older than a reader allows, and once it is applied here, reads are answered without asking anybody. Only this
-node's own clock is read, and only for lengths of time, those in which its machine was suspended among them. Invariant: a read within `s` seconds holds everything that was
-acknowledged `s` seconds before it came; within 0 it is linearizable. One round a group is under way, for all readers.
+node's own clock is read, and only for lengths of time, those in which its machine was suspended among them. Invariant:
+a read within `s` seconds holds everything that was acknowledged `s` seconds before it came; within 0 it is
+linearizable. One round a group is under way, for all readers.
 Called by `service.log.verbs`; `inbound` brings what nodes say.
 """
 

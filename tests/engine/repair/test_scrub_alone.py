@@ -24,7 +24,17 @@ from logyard.engine.log.wal_files import wal_name
 from logyard.engine.raft.core import FOLLOWER, LEADER
 from logyard.engine.raft.membership import Configuration
 from logyard.engine.repair import scrub, scrub_walks
-from logyard.engine.repair.scrub import ASK_S, FIRST_S, GIVE_WAY_MAX_S, KINDS, LEADER_S, REPAIR_S, Findings, Repairs, Scrub
+from logyard.engine.repair.scrub import (
+    ASK_S,
+    FIRST_S,
+    GIVE_WAY_MAX_S,
+    KINDS,
+    LEADER_S,
+    REPAIR_S,
+    Findings,
+    Repairs,
+    Scrub,
+)
 from logyard.protocol.errors import Busy, Corrupt
 
 from ..log.model import command, open_wal
