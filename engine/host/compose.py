@@ -101,8 +101,7 @@ def compose_host(
         ground.node_id, members, quiescence.table, storage.meta_batch.commit, known, network
     )  # fmt: skip
     follower_reads = FollowerReads(
-        quiescence.lookup.find, replicas.leadership.read_index, network.send_blob, ground.spawn,
-        lambda: ground.clocks.boot_ns(),
+        quiescence.lookup.find, replicas.leadership.read_index, network.send_blob, ground.spawn, ground.clocks
     )  # fmt: skip
 
     async def let_log_go(member: Member, index: int) -> None:

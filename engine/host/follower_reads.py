@@ -21,6 +21,7 @@ from logyard.protocol.pending import PendingReply
 
 from ..raft.state import LEADER
 from ..replica.leadership import wait
+from ..replica.log_clock import Clocks
 from ..replica.member import Member
 from ..transport.blobs import READ_ASK, READ_INDEX, SendBlob
 
@@ -36,7 +37,7 @@ KNOWN_MAX = 10_000
 
 class FollowerReads:
     """One node's. `find` gives a group's member, woken if need be; `read_index` a linearizable read's index on the
-    leader; `clock_ns` goes on also while the machine is suspended."""
+    leader."""
 
     def __init__(
         self,
@@ -44,13 +45,13 @@ class FollowerReads:
         read_index: Callable[[Member], Awaitable[int]],
         send_blob: SendBlob,
         spawn: Callable[..., None],
-        clock_ns: Callable[[], int],
+        clocks: Clocks,
     ) -> None:
         self._find = find
         self._read_index = read_index
         self._send_blob = send_blob
         self._spawn = spawn
-        self._clock_ns = clock_ns
+        self._clocks = clocks
         # By group: when its last round began (s), and the index it brought.
         self._known: dict[int, tuple[float, int]] = {}
         self._rounds: dict[int, trio.Event] = {}
@@ -62,7 +63,7 @@ class FollowerReads:
         """Wait until this member has applied everything that was committed `staleness_s` before this call. Raises
         `Busy` while there is nobody to say what that is, `GroupStopped`."""
         uid = member.uid
-        came = self._clock_ns() / 1e9
+        came = self._clocks.boot_ns() / 1e9
         while True:
             member.check_running()
             began, index = self._known.get(uid, (-1.0, 0))
@@ -78,7 +79,7 @@ class FollowerReads:
         uid = member.uid
         over = self._rounds[uid] = trio.Event()
         try:
-            began = self._clock_ns() / 1e9
+            began = self._clocks.boot_ns() / 1e9
             with trio.move_on_after(PATIENCE_S):
                 index = await self._index(member)
                 await wait(member, lambda: member.raft.applied >= index)

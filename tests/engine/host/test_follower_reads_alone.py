@@ -13,6 +13,7 @@ import trio.testing
 from logyard.engine.host import follower_reads
 from logyard.engine.host.follower_reads import PATIENCE_S, FollowerReads
 from logyard.engine.raft.core import FOLLOWER, LEADER
+from logyard.engine.replica.log_clock import Clocks
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import READ_ASK, READ_INDEX
 from logyard.protocol.errors import Busy, GroupStopped, NotLeader
@@ -39,13 +40,15 @@ class Rig:
         self.index, self.delay = 5, 1.0
         self.error: str | None = None
         self.own: list[Exception | int] = []
+        clocks = Clocks()
+        clocks.boot_ns = self.boot_ns
         self.reads = FollowerReads(
-            lambda uid: self.member if uid == UID else None, self.read_index, self.send, self.spawn, self.clock_ns
+            lambda uid: self.member if uid == UID else None, self.read_index, self.send, self.spawn, clocks
         )
         self.suspended_s = 0.0
         self.nursery: trio.Nursery
 
-    def clock_ns(self) -> int:
+    def boot_ns(self) -> int:
         """trio's does not go on while the machine is suspended."""
         return round((trio.current_time() + self.suspended_s) * 1e9)
 
