@@ -44,7 +44,8 @@ class Context(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Effect: the payloads from `first` up to, but without, `end` are dead from this index on."""
+    """Effect: the payloads from `first` up to, but without, `end` are dead from this index on; none above it, whatever
+    `end` says."""
 
     first: Position
     end: Position

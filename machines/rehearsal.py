@@ -247,6 +247,10 @@ class Rehearsal:
         for effect in batch.effects:
             check_effect(effect)
             if isinstance(effect, Release):
+                last = context.index
+                assert effect.end <= (last + 1, 0), (
+                    f"index {last}: released up to {effect.end}, which is not written yet"
+                )
                 for at in [at for at in self.live if effect.first <= at < effect.end]:
                     del self.live[at]
                     self.dead.add(at)

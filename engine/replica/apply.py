@@ -237,6 +237,13 @@ def run_machine(state: Replicated, context: Context, entry: Entry, frames: list[
     return run_batch(state.apply_batch, context, frames)
 
 
+def bounded(context: Context, release: Release) -> Release:
+    """Return a machine's release, of nothing above its own entry: what is not written yet is not its to let go, and
+    would be dead before somebody is told that it is stored."""
+    first, end = release
+    return release if end <= (context.index + 1, 0) else Release(first, Position(context.index + 1, 0))
+
+
 def claims_of(state: Replicated) -> Iterator[PayloadRange]:
     """Yield what the machine needs, but for pieces of uploads that ended before it heard of them."""
     for needed in state.machine.live_refs():

@@ -31,7 +31,7 @@ from ..machine import (
     check_effect,
 )
 from ..raft.state import LEADER
-from .apply import REPLICATED, newest_of, says
+from .apply import REPLICATED, bounded, newest_of, says
 from .member import HALTED, RUNNING, Member
 
 log = logging.getLogger(__name__)
@@ -136,10 +136,11 @@ class Effects:
             if type(effect) is Release:
                 # Homes book exactly what lived: a second release of the same payloads would be counted twice, and a
                 # file given up with others in it that live.
+                dead = bounded(context, effect)
                 if member.uploads is None:
-                    self._released(member, member.release(context.index, effect.first, effect.end))
+                    self._released(member, member.release(context.index, *dead))
                 else:
-                    for first, end in member.uploads.spared(effect.first, effect.end):
+                    for first, end in member.uploads.spared(*dead):
                         self._released(member, member.release(context.index, first, end))
                 continue
             if isinstance(effect, REPLICATED):

@@ -15,7 +15,7 @@ from logyard.engine.machine import Machine, Release, check_effect
 from logyard.engine.recovery.inspect import Facts, Wal, image_of
 from logyard.engine.recovery.rebuild import Image, log_base
 from logyard.engine.replica import snapshot_sections
-from logyard.engine.replica.apply import REPLICATED, Replicated, UnknownVersion, claims_of, context_of
+from logyard.engine.replica.apply import REPLICATED, Replicated, UnknownVersion, bounded, claims_of, context_of
 from logyard.engine.replica.skips import in_force, skips_in
 from logyard.engine.snapshot.format import Snapshot
 from logyard.engine.types import Spec
@@ -348,7 +348,7 @@ class Replay(Replicated):
             # A member halts at what is none.
             check_effect(effect)
             if isinstance(effect, Release):
-                released.append(effect)
+                released.append(bounded(context, effect))
             elif isinstance(effect, REPLICATED):
                 self.keep(context, effect)
         return released

@@ -131,6 +131,13 @@ class Careless(Sound):
         return found._replace(effects=[*found.effects, *dead])
 
 
+class Ahead(Sound):
+    """It releases what is not written yet."""
+
+    def released(self, place: Any) -> list[Any]:
+        return [Release(Position(*place), Position(place[0] + 100, 0))] if place else []
+
+
 class Shared(Sound):
     """A snapshot that later commands change."""
 

@@ -89,6 +89,7 @@ def test_what_differs_between_processes_is_found(make: type[Machine]) -> None:
         (faulty.Forgetful, "step 1: replies and effects of a restored machine differ"),
         (faulty.Leaking, "neither released nor in live_refs"),
         (faulty.Careless, r"released, and still in live_refs \(they are gone\): \[Position\(index=3, ordinal=0\)\]"),
+        (faulty.Ahead, r"index 7: released up to Position\(index=102, ordinal=0\), which is not written yet"),
         (faulty.Shared, "changed an older snapshot"),
         (faulty.Hasty, "that was refused"),
     ],

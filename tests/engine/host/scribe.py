@@ -83,6 +83,9 @@ class Scribe:
             gone = self.refs.pop(arguments[0])
             at = Position(gone.index, gone.ordinal)
             return [Release(at, Position(gone.index, gone.ordinal + 1))]
+        if verb == "forget beyond":
+            gone = self.refs.pop(arguments[0])
+            return [Release(Position(gone.index, gone.ordinal), Position(gone.index + 100, 0))]
         if verb == "forget oddly":
             gone = self.refs[arguments[0]]
             at = Position(gone.index, gone.ordinal)

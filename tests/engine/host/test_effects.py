@@ -410,3 +410,16 @@ async def test_a_command_one_of_whose_effects_is_none_releases_nothing(tmp_path:
         for number in c.nodes:
             (ref,) = scribe(c, number).refs
             assert not c.member(number, "s").liveness.is_dead_range((ref.index, 0), (ref.index, 1))
+
+
+async def test_a_release_of_what_is_not_written_yet_leaves_it_alone(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await c.create("s", machine="scribe")
+        await keep(c, "s", [(b"", b"x" * 5000)])
+        await tell(c, "s", "forget beyond", 0)
+        await keep(c, "s", [(b"", b"y" * 5000)])
+        await same(c)
+        for number in c.nodes:
+            (ref,) = scribe(c, number).refs
+            live = c.member(number, "s").liveness
+            assert live.live_within(Position(2, 0), Position(99, 0)) == [((ref.index, 0), (99, 0))]

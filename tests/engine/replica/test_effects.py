@@ -141,6 +141,17 @@ def test_a_release_books_exactly_what_lived_and_spares_pieces_that_no_record_own
     assert len(rig.died) == 3 and rig.member.last_release == 10, "nothing dies twice"
 
 
+@pytest.mark.parametrize("uploads", [None, Uploads()])
+def test_what_is_not_written_yet_is_not_released(uploads: Uploads | None) -> None:
+    rig = Rig()
+    rig.member.uploads = uploads
+    cast(Living, rig.member.liveness).places = {(9, 0), (10, 0), (11, 0), (12, 0)}
+    rig.perform(Release(Position(11, 0), Position(12, 0)))
+    assert not rig.died and not rig.member.last_release
+    rig.perform(Release(Position(9, 0), Position(1 << 44, 0)))
+    assert rig.died == [((9, 0), (9, 1)), ((10, 0), (10, 1))]
+
+
 def test_a_new_leader_asks_again_for_all_that_is_not_applied() -> None:
     rig = Rig()
     rig.perform(Append(b"one"), Append(b"two"), Timer("t", 150), Monitor(3))
