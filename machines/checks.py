@@ -100,12 +100,16 @@ def _child(seed: str, job: bytes) -> list[list[str]]:
 
 
 def child() -> None:
-    """Run one of the processes: the job on standard input, traces on standard output."""
+    """Run one of the processes: the job on standard input, traces on standard output. What the machine prints goes to
+    standard error."""
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     place, packed, path = msgpack.unpackb(sys.stdin.buffer.read())
     sys.path[:] = path
     run = Rehearsal(_found(*place))
     traces = [trace(run, _unpacked(one)) for one in packed]
-    sys.stdout.buffer.write(msgpack.packb(traces))
+    with answer:
+        answer.write(msgpack.packb(traces))
 
 
 def _place(make: Callable[[], Machine]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -106,6 +107,15 @@ class Addressed(Sound):
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
         found = super().apply(context, command, refs)
         return found._replace(effects=[*found.effects, Timer("x", id(self) + context.index)])
+
+
+class Talking(Sound):
+    """It says what it does, by Python and past it. No fault at all."""
+
+    def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
+        print("apply", command)
+        os.write(1, b"apply\n")
+        return super().apply(context, command, refs)
 
 
 class Forgetful(Sound):

@@ -76,6 +76,10 @@ def test_a_sound_machine_passes() -> None:
     assert run.now == Rehearsal(faulty.Sound).now + 10_300
 
 
+def test_a_machine_may_print() -> None:
+    check_deterministic(faulty.Talking, SCRIPT)
+
+
 @pytest.mark.parametrize("make", [faulty.Unordered, faulty.UnorderedState, faulty.Addressed])
 def test_what_differs_between_processes_is_found(make: type[Machine]) -> None:
     with pytest.raises(Parted) as caught:
