@@ -169,7 +169,8 @@ class Machine(Protocol):
     """Required of every machine. Optional methods, each looked up by name when it is due:
 
     `apply_batch(context, frames) -> Batch`
-        A whole entry at once (`BatchMachine`); `frames` is empty when every frame of it was refused.
+        A whole entry of clients' commands at once (`BatchMachine`); `frames` is empty when every frame of it was
+        refused. `apply` is called for follow-ups only then.
     `on_timer(context, name) -> Applied`
         A timer is due. Replicated: part of the state like `apply`.
     `on_session_end(context, session) -> Applied`

@@ -15,7 +15,7 @@ from logyard.machines.registry import create_machine
 from logyard.protocol.errors import BadRequest
 
 MachineFactory: TypeAlias = Callable[[str, dict[str, Any]], Machine]
-REQUIRED = ("version", "snapshot", "restore", "live_refs")
+REQUIRED = ("version", "apply", "snapshot", "restore", "live_refs")
 
 
 def machine_factory(own: Mapping[str, str]) -> MachineFactory:
@@ -46,8 +46,11 @@ def _load(name: str, place: str) -> type[Machine]:
     except (ImportError, AttributeError, ValueError) as error:
         raise BadRequest(f"{key} = {place!r}: {error}", key=key) from error
     missing = [part for part in REQUIRED if not hasattr(found, part)]
-    if not isinstance(found, type) or missing or not (hasattr(found, "apply") or hasattr(found, "apply_batch")):
-        raise BadRequest(f"{key} = {place!r}: not a machine's class (see docs/guides/writing-a-machine.md)", key=key)
+    if not isinstance(found, type) or missing:
+        lacks = f", it lacks {' and '.join(missing)}" if missing else ""
+        raise BadRequest(
+            f"{key} = {place!r}: not a machine's class{lacks} (see docs/guides/writing-a-machine.md)", key=key
+        )
     return found
 
 

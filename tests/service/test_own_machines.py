@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from logyard.engine.machine import Batch, Context, Frame
 from logyard.machines.log import AppendLog
 from logyard.protocol.errors import BadRequest
 from logyard.service.config import load_config
@@ -13,6 +15,18 @@ from logyard.service.own_machines import machine_factory
 from tests.chaos.register import Registers
 
 PLACE = "tests.chaos.register:Registers"
+
+
+class Batches:
+    """Has `apply_batch` alone: its group would halt at the first follow-up."""
+
+    version = 1
+    snapshot = Registers.snapshot
+    restore = Registers.restore
+    live_refs = Registers.live_refs
+
+    def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
+        return Batch([b""] * len(frames))
 
 
 def test_names_of_the_configuration_make_machines_beside_the_built_in_ones() -> None:
@@ -32,6 +46,7 @@ def test_names_of_the_configuration_make_machines_beside_the_built_in_ones() -> 
         ("mine", "tests.chaos.register:Nothing", "Nothing"),
         ("mine", "collections:OrderedDict", "not a machine"),
         ("mine", "os:getpid", "not a machine"),
+        ("mine", f"{__name__}:Batches", "not a machine's class, it lacks apply "),
     ],
 )
 def test_what_is_no_machine_refuses_the_start(name: str, place: str, why: str) -> None:
