@@ -202,6 +202,10 @@ class Core(Protocol):
         """Return whether nothing is under way: all this member has is durable, committed and applied."""
         ...
 
+    def fall_asleep(self) -> None:
+        """Take note that the group is only a row from now on, and this object is asked nothing more."""
+        ...
+
     def resume_leader(self, asleep: Collection[int]) -> None:
         """Lead on, as before the sleep; the members in `asleep` have all of it."""
         ...

@@ -320,6 +320,10 @@ class Raft:
         """Return whether nothing at all is under way here."""
         return quiescence.may_hibernate(self)
 
+    def fall_asleep(self) -> None:
+        """Take note that only a row is left of this member: nobody waits for what is under way to others."""
+        quiescence.fall_asleep(self)
+
     def resume_leader(self, asleep: Collection[int]) -> None:
         """Lead on after a sleep in this process; who is in `asleep` has everything."""
         quiescence.resume_leader(self, asleep)

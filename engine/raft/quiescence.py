@@ -143,6 +143,12 @@ def may_hibernate(raft: Raft) -> bool:
     )
 
 
+def fall_asleep(raft: Raft) -> None:
+    """Give back what is under way to members that are absent: the windows outlive this object."""
+    for progress in raft.progress.values():
+        progress.forget()
+
+
 def resume_leader(raft: Raft, asleep: Collection[int]) -> None:
     """Lead on: this member slept as the leader of its term, in this very process, and everything it had was durable.
     The followers in `asleep` hold all of it, the others are asked.

@@ -258,6 +258,7 @@ class Member(Replicated):
     def hibernate(self) -> None:
         """Stand for nothing any more: the group is a row now."""
         self.state = ASLEEP
+        self.raft.fall_asleep()
 
     def reach(self, stamp: int) -> None:
         """Note the log time of an entry that is applied."""

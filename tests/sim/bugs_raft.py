@@ -210,4 +210,9 @@ BUGS = (
         [(election, "on_vote_reply", edited(("replication.remind(raft, m.sender)", "pass")))],
         featured=frozenset({"roles", "mute"}),
     ),
+    Bug(
+        "window_kept_by_who_leads_no_more",
+        "what is under way to a node is that of its groups",
+        [(election, "_drop_leadership", edited(("progress.forget()", "pass")))],
+    ),
 )

@@ -8,6 +8,7 @@ told anybody is still there, and nothing is called damaged that nobody damaged. 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -351,6 +352,22 @@ class Checker:
                 elif not member.resolves:
                     reasons.append(f"{group.name}: node {number} is below its floor")
         return reasons
+
+    def windows(self) -> None:
+        """What all groups of a node have under way to another is the sum of what each has, whatever became of others
+        of them."""
+        for number in self.cluster.up:
+            system = self.cluster.system(number)
+            assert system is not None
+            owed = Counter[int]()
+            for member in system.members.values():
+                for node, progress in member.raft.progress.items():
+                    owed[node] += progress.inflight_bytes + progress.probed
+            for node, window in system.windows.items():
+                if window.bytes != owed[node]:
+                    self.fault(
+                        f"node {number} counts {window.bytes} bytes under way to {node}, its groups {owed[node]}"
+                    )
 
     def equal(self, groups: list[Group]) -> None:
         """All members of a converged cluster hold the same."""

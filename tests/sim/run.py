@@ -408,6 +408,7 @@ class Run:
         for group in work.groups:
             group.poisoned = False
         self.checker.equal(work.groups)
+        self.checker.windows()
         self._read_all()
         work.begin()
 

@@ -140,6 +140,8 @@ class Lone:
     def may_hibernate(self) -> bool:
         return not self.dirty and self.role == LEADER and self.applied == self.log.last_index == self.log.stable
 
+    def fall_asleep(self) -> None: ...
+
     def resume_leader(self, asleep: Collection[int]) -> None:
         self.role, self.leader, self.lead_index, self.dirty = LEADER, self.node, self.log.last_index, True
 

@@ -12,6 +12,7 @@ from logyard.engine.log import checkpoint_rows as rows
 from logyard.engine.log.meta_rows import StateRow
 from logyard.engine.quiesce import quiesce
 from logyard.engine.quiesce.quiesce import TIDY_MIN, Hibernation
+from logyard.engine.raft.core import Raft
 from logyard.engine.replica.member import ASLEEP, HALTED, Member
 from logyard.protocol.pending import PendingReply
 
@@ -153,6 +154,21 @@ async def test_a_member_of_which_more_is_known_than_was_stored_stays() -> None:
         ready = await bench.hibernation.prepare([member], OWN)
     assert bench.hibernation.give_up(member, ready[member], OWN, {1, 3})
     assert bench.table.row(UID).shape.asleep == (1, 3)
+
+
+async def test_who_sleeps_gives_back_what_is_under_way_to_an_absent_member() -> None:
+    bench = Bench()
+    member = bench.member()
+    bench.live.discard(3)
+    raft = cast(Raft, member.raft)
+    progress, window = raft.progress[3], raft.windows[3]
+    # It was sent a probe with entries, and its node was gone before it answered.
+    progress.probe(LAST)
+    progress.paused = True
+    progress.take_probe(500)
+    ready = await bench.hibernation.prepare([member], OWN)
+    assert bench.hibernation.give_up(member, ready[member], OWN, {1}, {3})
+    assert window.bytes == 0, "or it stays closed to all groups of this process"
 
 
 async def test_another_object_of_the_same_group_is_not_given_up() -> None:
