@@ -286,9 +286,10 @@ def on_prevote_reply(raft: Raft, m: Message) -> None:
 
 def parked(raft: Raft) -> bool:
     """Return whether others said often enough that they hear a leader: this member stops asking until there is news of
-    nodes or links, or one of them asks for votes itself (docs/internals/hosting.md).
+    nodes or links, or one of them asks for votes or shows itself (docs/internals/hosting.md).
 
-    Nobody waits for good: who denies asks its leader at the same time (`doubt`), and campaigns if that leads no more.
+    Nobody waits for good: who denies asks its leader at the same time (`doubt`), and campaigns if that leads no more;
+    or shows itself, if it may not lead.
     """
     return raft.hearers >= PARKED and not raft.leader
 
@@ -346,6 +347,10 @@ def on_vote(raft: Raft, m: Message) -> None:
 
 def on_vote_reply(raft: Raft, m: Message) -> None:
     """Count a vote for the candidacy of the own term. Who `show`s itself to its leader is told that it leads."""
+    if m.reject and not m.index and parked(raft):
+        # Who shows itself hears no leader any more, and does not campaign: nobody else may ask for votes.
+        unpark(raft)
+        raft.changed = raft.dirty = True
     if raft.role == LEADER and m.reject and not m.index:
         replication.remind(raft, m.sender)
     if raft.role == CANDIDATE and raft.votes is not None and m.index == raft.term:

@@ -301,6 +301,9 @@ class Network:
                 if other not in self.down and not {(host.node, other), (other, host.node)} & self.cut
             }  # fmt: skip
             changed = live ^ host.live
+            if not changed:
+                # A host hears of nothing then.
+                continue
             host.live.clear()
             host.live.update(live)
             host.raft.on_liveness()

@@ -528,7 +528,7 @@ def test_a_random_history_with_damaged_disks(count: int, seed: int) -> None:
 
 
 def test_those_histories_are_worth_something() -> None:
-    network = Hurt(5, 11_500)
+    network = Hurt(5, 11_501)
     network.trouble = 0.02
     run(network, 6000)
     assert network.damages > 10 and network.lost_terms > 2 and len(network.log) > 30, (

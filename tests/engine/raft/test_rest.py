@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from logyard.engine.raft import election
 from logyard.engine.raft.core import FOLLOWER, LEADER, Limits
 from logyard.engine.raft.membership import Change
 from logyard.engine.raft.messages import (
@@ -13,6 +16,7 @@ from logyard.engine.raft.messages import (
     PREVOTE,
     PREVOTE_REPLY,
     READ,
+    VOTE_REPLY,
     Message,
 )
 
@@ -225,6 +229,43 @@ def test_a_parked_member_is_roused_by_one_that_hears_no_leader_any_more() -> Non
         raft.tick()
         asked += [m.to for m in drain(raft) if m.kind == PREVOTE]
     assert 2 in asked
+
+
+def test_a_parked_member_is_roused_by_a_voter_that_may_not_lead_and_asks_who_does() -> None:
+    raft = make(3, terms=(1,))
+    for _ in range(60):
+        raft.tick()
+        for m in drain(raft):
+            if m.to == 2:
+                raft.step(Message(PREVOTE_REPLY, UID, 3, 2, 1, m.term, context=HEARS, reject=True))
+    assert raft.is_quiet and not drain(raft)
+    # `election.show`: 2 hears no leader any more, and never asks for votes itself.
+    raft.step(Message(VOTE_REPLY, UID, 3, 2, raft.term, reject=True))
+    assert not raft.is_quiet and raft.ready() is not None, "or the host never ticks it again"
+    asked = []
+    for _ in range(40):
+        raft.tick()
+        asked += [m.to for m in drain(raft) if m.kind == PREVOTE]
+    assert 2 in asked
+
+
+@pytest.mark.parametrize("may_lead", [True, False])
+def test_a_parked_member_leads_when_the_leader_that_others_heard_is_gone(may_lead: bool) -> None:
+    network = Network(3)
+    network.elect(1)
+    network.hosts[1].propose(b"x")
+    network.tick(20)
+    network[2].may_lead = may_lead
+    # Between 1 and 3 nothing passes; 2 hears both.
+    network.cut = {(1, 3), (3, 1)}
+    network.see()
+    network.tick(300)
+    assert election.parked(network[3]) and network[3].is_quiet and network[2].leader == 1
+    # Of this 3 hears nothing: 1 was gone for it.
+    network.crash(1)
+    network.tick(100)
+    leader = network.leader()
+    assert leader is not None and leader.node in ((2, 3) if may_lead else (3,))
 
 
 def test_an_answer_after_the_commit_wakes_no_leader_whose_host_is_going_to_tell() -> None:
