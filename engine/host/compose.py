@@ -185,17 +185,22 @@ def _groups(
             for spec in specs:
                 start(spec)
 
+    def doubt(uid: int) -> None:
+        """Wake a group that sleeps without a leader: whoever knows better tells it when it asks for votes."""
+        if uid in quiescence.table and not quiescence.table.leader_of(uid):
+            quiescence.unquiesce.soon(uid, 0)
+
     def unsettled(uid: int) -> bool:
-        """Return whether nobody is known who led a group, and wake it if it sleeps."""
+        """Return whether nobody is known who led a group, and doubt it if it sleeps."""
         member = ground.members.get(uid)
         if member is not None:
             return gc.unborn(member)
-        fresh = uid in quiescence.table and not quiescence.table.row(uid).last
-        if fresh:
-            quiescence.unquiesce.soon(uid, 0)
-        return fresh
+        doubt(uid)
+        return uid in quiescence.table and not quiescence.table.row(uid).last
 
-    here = groups.Groups(quiescence.names, lookup.find, lookup.has, lookup.spec, lookup.count, unsettled, logs.barred)
+    here = groups.Groups(
+        quiescence.names, lookup.find, lookup.has, lookup.spec, lookup.count, doubt, unsettled, logs.barred
+    )  # fmt: skip
     registry = GroupRegistry(
         ground.node_id, ground.config.groups_max, machines, here, gc, storage.meta_batch,
         groups.Peers(lambda: network.nodes, ground.live, network.send_blob),

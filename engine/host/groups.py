@@ -86,8 +86,11 @@ class Groups(NamedTuple):
     """Return a group's definition; wakes nobody."""
     size: Callable[[], int]
     """Count them."""
+    doubt: Callable[[int], None]
+    """Have a group that sleeps, and of which nobody is known here to lead it, wake and ask who does: it may have been
+    deleted while this node was away."""
     unsettled: Callable[[int], bool]
-    """Return whether nobody is known here who ever led a group. One that sleeps is woken then, and soon is born or
+    """Return whether nobody is known here who ever led a group. One that sleeps is doubted, too: it soon is born or
     refused."""
     barred: Container[int]
     """Groups whose definition was lost here: a member under their uid has forgotten its votes, and is to be mended."""
@@ -189,6 +192,8 @@ class GroupRegistry:
             known = self._known(spec)
             if known is None:
                 fresh.append(spec)
+            else:
+                self._groups.doubt(known.uid)
             specs.append(known or spec)
         self._check_number(len(fresh))
         if fresh:
@@ -303,6 +308,7 @@ class GroupRegistry:
         if old is None:
             raise Busy(f"group {spec.name!r}, which is being stored,", 1.0)
         if not _is_same(old, spec):
+            self._groups.doubt(known)
             raise GroupExists(f"group {spec.name!r} exists with another definition", name=spec.name)
         return old
 
@@ -612,6 +618,7 @@ class GroupRegistry:
     def _check_free(self, spec: Spec) -> None:
         known = self._groups.names.get(spec.name)
         if known is not None and known != spec.uid:
+            self._groups.doubt(known)
             raise GroupExists(f"the name {spec.name!r} is taken", name=spec.name)
         if known is not None and spec.machine in FOUNDED and self._groups.spec(known) != spec:
             # Its number is the same wherever it is founded, and two founders make two of it.

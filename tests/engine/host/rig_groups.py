@@ -81,6 +81,7 @@ class Node:
             self.members.__contains__,
             self.spec,
             lambda: len(self.members),
+            lambda uid: self.events.append(("doubt", uid)),
             self.unsettled.__contains__,
             self.barred,
         )

@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from logyard.engine.transport.blobs import AWAKE, SLEEPING
-from logyard.protocol.errors import LogyardError, NotLeader
+from logyard.protocol.errors import Busy, GroupExists, LogyardError, NotLeader
 
-from ..host.cluster import Cluster, cluster, payload_books, until
+from ..host.cluster import PATIENCE, Cluster, cluster, payload_books, until
 
 QUICK: dict[str, Any] = {"hibernate_after_ms": 30}
 
@@ -310,6 +310,37 @@ async def test_a_group_deleted_and_made_again_while_a_follower_sleeps(tmp_path: 
         await until(lambda: not c.system(away).has(old), "it hears of the deletion when it speaks")
         await c.create("log")
         assert c.system(away).names["log"] != old
+        assert await c.append(await c.leader(), [(b"", b"new")]) == range(1)
+
+
+@pytest.mark.parametrize("how", ["made there", "made elsewhere", "made in a batch"])
+async def test_a_group_deleted_while_the_node_that_led_its_sleep_was_away(tmp_path: Path, how: str) -> None:
+    async with cluster(tmp_path, **QUICK) as c:
+        await asleep(c)
+        away = sleeping_leader(c)
+        rest = [number for number in c.ids if number != away]
+        old = c.system(away).names["log"]
+        await c.crash(away)
+        await c.system(await c.leader(among=rest)).host.groups.delete([old])
+        await until(lambda: not any(c.system(number).has(old) for number in rest))
+        await c.start(away)
+        await until(lambda: all(len(one.system.live) == 3 for one in c.nodes.values()))
+        # Its row there has no leader, so no digest says that it is gone.
+        node = c.nodes[away if how == "made there" else rest[0]]
+
+        async def created() -> bool:
+            try:
+                if how == "made in a batch":
+                    return await node.create_batch(["log"], c.ids, "log", {}) == 1
+                (made,) = await node.create_groups([{"name": "log", "members": c.ids, "machine": "log"}])
+            except (GroupExists, Busy):
+                return False
+            return bool(made["uid"] != old)
+
+        with trio.fail_after(PATIENCE):
+            while not await created():
+                await trio.sleep(0.01)
+        await until(lambda: not c.system(away).has(old))
         assert await c.append(await c.leader(), [(b"", b"new")]) == range(1)
 
 
