@@ -90,7 +90,8 @@ class Core(Protocol):
     # ---- what happened
 
     def step(self, m: Message) -> str | None:
-        """Take a message; return what only a lie explains. Raises nothing for what a peer said."""
+        """Take a message; return what only a lie explains, or what ended this member, which is `stopped` then. Raises
+        nothing for what a peer said."""
         ...
 
     def tick(self) -> bool:

@@ -126,7 +126,7 @@ def compose_host(
     )  # fmt: skip
     here = inbound.Groups(
         ground.node_id, members, ground.live, ground.active, quiescence.lookup.find_by, registry.deleted,
-        walks.over_members, gc.tell,
+        walks.over_members, gc.tell, replicas.retire.stop,
     )  # fmt: skip
     handlers = {
         **dict.fromkeys(blobs.GROUPS, blobs.without_body(registry.on_blob)),

@@ -36,7 +36,7 @@ from ..transport.blobs import (
     UNKNOWN_GROUPS,
     SendBlob,
 )
-from ..types import BATCH_BITS, Spec, draw_batch
+from ..types import BATCH_BITS, FORCED_TERMS, Spec, draw_batch
 from .replica_gc import ReplicaGC
 
 log = logging.getLogger(__name__)
@@ -357,8 +357,12 @@ class GroupRegistry:
 
     async def check_room(self, member: Member, nodes: set[int]) -> None:
         """Raise `Refused` if one of `nodes`, which are to become members, says that it can't have the group: it would
-        count for the quorum and never store anything. Who does not answer is not waited for."""
-        conflict = await self._rounds.room(nodes, member.spec)
+        count for the quorum and never store anything. Who does not answer is not waited for, unless the group's lineage
+        was forced: a replica from before that may have gone on, and has to go first."""
+        forced = member.raft.term >= FORCED_TERMS
+        for node in nodes if forced else ():
+            self._gc.tell(node, member)
+        conflict = await self._rounds.room(nodes, member.spec, forced)
         if conflict is not None:
             raise Refused(f"node {conflict[0]} can't be a member: {conflict[1]}")
 
@@ -526,7 +530,7 @@ class GroupRegistry:
             admitted = {int(uid): int(index) for uid, index in header.get("admitted", ())}
             last, asleep = bool(header.get("last", True) or header.get("of")), bool(header.get("asleep", False))
             if header.get("ask"):
-                self._send(node, DEFINED, request, {"error": self._why_not(specs)})
+                self._send(node, DEFINED, request, {"error": self._why_not(specs, bool(header.get("absent")))})
                 return
             spawn(self._defined_by, node, request, specs, last, admitted, asleep)
         elif kind == DEFINED:
@@ -604,8 +608,8 @@ class GroupRegistry:
             # It is said again on the next link; and who asks whether they are born hears that they are not.
             log.warning("groups that were taken back are not refused yet: %s", error)
 
-    def _why_not(self, specs: Sequence[Spec]) -> str | None:
-        """Return why these groups can't live here, if they can't."""
+    def _why_not(self, specs: Sequence[Spec], absent: bool = False) -> str | None:
+        """Return why these groups can't live here, if they can't. `absent`: none of them may have a replica here."""
         try:
             for spec in specs:
                 self._check_foreign(spec)
@@ -613,6 +617,8 @@ class GroupRegistry:
             self._check_number(sum(spec.machine not in FOUNDED and not self._groups.has(spec.uid) for spec in specs))
         except LogyardError as error:
             return str(error)
+        if absent and any(self._groups.has(spec.uid) for spec in specs):
+            return "it has a replica from before, which goes when it has heard that it is out; try again"
         return None
 
     def _check_free(self, spec: Spec) -> None:
@@ -752,11 +758,13 @@ class Rounds:
                 return False
         return True
 
-    async def room(self, nodes: Set[int], spec: Spec) -> tuple[int, str, bool] | None:
+    async def room(self, nodes: Set[int], spec: Spec, absent: bool = False) -> tuple[int, str, bool] | None:
         """Ask live nodes whether they could have a group; return one that could not, and why. Who does not answer is
-        not waited for."""
+        not waited for. `absent`: one that has a replica of it could not, and each has to answer."""
         round_ = self.begin(nodes & self._peers.live)
-        question = {"specs": [list(spec)], "ask": True}
+        question: dict[str, object] = {"specs": [list(spec)], "ask": True}
+        if absent:
+            question["absent"] = True
         try:
             with trio.move_on_after(ASK_AGAIN_SECONDS):
                 for node in tuple(round_.waiting):
@@ -764,6 +772,9 @@ class Rounds:
                 await round_.done.wait()
         finally:
             self.end(round_)
+        silent = nodes - round_.stored
+        if absent and silent and round_.conflict is None:
+            return min(silent), "it does not answer, and may have a replica from before; try again when it runs", True
         return round_.conflict
 
 

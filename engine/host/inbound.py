@@ -70,6 +70,8 @@ class Groups(NamedTuple):
     """Call something with every member, in steps."""
     stranger: Callable[[int, Member], None]
     """A node speaks for a group whose configuration lacks it."""
+    stop: Callable[[Member, str], None]
+    """Stop a replica, for this reason."""
 
 
 class Windows(NamedTuple):
@@ -161,7 +163,10 @@ class Inbound:
                     groups.stranger(node, member)
                 said = raft.step(message)
                 if said is not None:
-                    lie = f"group {member.spec.name}: {said}"
+                    if raft.stopped:
+                        groups.stop(member, said)
+                    else:
+                        lie = f"group {member.spec.name}: {said}"
                 if entries:
                     # Not what was sent twice: no log holds it, so it is never written.
                     log_entry = raft.log.entry

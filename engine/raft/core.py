@@ -150,7 +150,8 @@ class Raft:
     def step(self, m: Message) -> str | None:
         """Take one message. Anything malformed, misdirected or out of date is dropped: the network may do that, too.
         What only a lie explains (two leaders in a term, a committed entry overwritten) changes nothing and is returned:
-        the host had better not listen to that node."""
+        the host had better not listen to that node. Returned as well: why this member stopped, whose leader is of
+        another lineage."""
         if m.uid != self.uid or self.stopped:
             return None
         try:

@@ -255,7 +255,8 @@ def _on_reject(raft: Raft, m: Message, progress: Progress) -> None:
         return
     hint = min(m.context, m.index)
     if m.log_term > 0:
-        hint = raft.log.conflict_hint(hint, m.log_term)
+        # Never below what it has committed, which agrees with every leader of its lineage: asked there, it looks.
+        hint = max(raft.log.conflict_hint(hint, m.log_term), min(m.commit, m.index))
     next_index = max(min(m.index, hint + 1), 1)
     if next_index <= progress.match:
         if progress.state == REPLICATE:
@@ -366,6 +367,8 @@ def _reconcile(raft: Raft, m: Message, prev: int, end: int) -> Sequence[Entry] |
     """Return what of an APPEND, in the general case, is new here (from the first real conflict on). None: refused."""
     log = raft.log
     entries: Sequence[Entry] = m.entries or NOTHING
+    if prev <= raft.commit:
+        _check_lineage(raft, prev, m.log_term, entries)
     if prev < raft.commit:
         # What is committed agrees with every leader.
         if raft.commit > raft.validated:
@@ -396,6 +399,24 @@ def _reconcile(raft: Raft, m: Message, prev: int, end: int) -> Sequence[Entry] |
         if log.term(entry.index) != entry.term:
             return entries[at:]
     return NOTHING
+
+
+def _check_lineage(raft: Raft, prev: int, prev_term: int, entries: Sequence[Entry]) -> None:
+    """Stop where a leader has, of what is committed here, something in another term: it is of a lineage that began
+    below that (`force_shrink`), and this member's state is not its own. Of what is compacted only the end's term is
+    known."""
+    if raft.mend is not None:
+        return
+    log = raft.log
+    base = log.snapshot_index
+    for index, term in ((prev, prev_term), *((one.index, one.term) for one in entries[: raft.commit - prev])):
+        known = log.term(max(index, base))
+        if known is not None and (term > known if index < base else term != known):
+            raft.stop()
+            raise Lie(
+                f"entry {max(index, base)} is committed here in term {known}, and entry {index} of its leader is of "
+                f"term {term}: the group went on without this replica"
+            )
 
 
 def overwrite(raft: Raft, from_index: int) -> None:

@@ -25,8 +25,8 @@ LEFT: Final = 3
 
 
 class Lie(Exception):
-    """What a peer said contradicts what is known for certain: only a broken or hostile one says it. Leaves `core.step`
-    as its answer; nothing is changed then that matters."""
+    """What a peer said contradicts what is known for certain: only a broken or hostile one says it, or this member has
+    stopped, as the group went on without it. Leaves `core.step` as its answer; nothing is changed then that matters."""
 
 
 TERM_MAX: Final = (1 << 63) - 1

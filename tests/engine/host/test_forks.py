@@ -20,16 +20,19 @@ from logyard.engine.host import forks
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.member import STOPPED
 from logyard.pipeline.directory.report import Report
+from logyard.protocol.errors import Refused
 from logyard.service.check.process import check_forks
 from logyard.service.cli.root import cli
 from logyard.service.fork_files import fork_files, read_fork, records_in
 
+from ..quiesce.test_quiesce import asleep
 from .cluster import KIB, Cluster, cluster, until
 from .test_uploads import SIZE, begin, bind, insist, piece
 
 
-async def went_on_alone(c: Cluster, packed: bool = False) -> list[bytes]:
-    """Nodes 2 and 3 acknowledged what they return; node 1, which has heard nothing of it, became the group."""
+async def went_on_alone(c: Cluster, packed: bool = False, asleep_before: bool = False) -> list[bytes]:
+    """Nodes 2 and 3 acknowledged what they return; node 1, which has heard nothing of it, became the group.
+    `asleep_before`: the others slept when they went down."""
     await c.lead(2)
     await c.fill(2, 5, 5 * KIB)
     await c.applied()
@@ -43,6 +46,8 @@ async def went_on_alone(c: Cluster, packed: bool = False) -> list[bytes]:
         await c.nodes[number].snapshot(["log"])
         await c.nodes[number].compact()
         assert c.member(number).raft.log.first_index == c.member(number).raft.log.last_index + 1
+    if asleep_before:
+        await asleep(c, among=[2, 3])
     await shrunk_to_one(c)
     return bodies
 
@@ -247,3 +252,24 @@ async def test_without_room_a_forked_replica_stays_and_goes_when_there_is(tmp_pa
         (file,) = fork_files(tmp_path / "node-3")
         records = list(records_in(read_fork(file)[1]))
         assert [record.body for record in records if record.head == b"head"] == bodies
+
+
+async def test_a_replica_that_went_on_without_the_survivor_goes_before_its_node_is_let_in(tmp_path: Path) -> None:
+    """Also where it slept meanwhile, and so never spoke: it was taken for a member, with what it had of its own."""
+    async with cluster(tmp_path, hibernate_after_ms=30) as c:
+        bodies = await went_on_alone(c, asleep_before=True)
+        with pytest.raises(Refused, match="node 2 can't be a member: it does not answer"):
+            await c.nodes[1].change_membership("log", [("add_promotable", 2)])
+        await c.start(2)
+        await until(lambda: 2 in c.system(1).live)
+        with pytest.raises(Refused, match="it has a replica from before"):
+            await c.nodes[1].change_membership("log", [("add_promotable", 2)])
+        await c.bare(2)
+        await c.nodes[1].change_membership("log", [("add_promotable", 2)])
+        await until(lambda: c.member(1).raft.configuration.voters == (1, 2))
+        (file,) = fork_files(tmp_path / "node-2")
+        records = list(records_in(read_fork(file)[1]))
+        assert [record.body for record in records if record.head == b"head"] == bodies
+        await c.applied(among=[1, 2])
+        first, last = c.member(1).machine.log_bounds()
+        assert c.member(2).machine.log_bounds() == (first, last)

@@ -24,7 +24,7 @@ from logyard.engine.transport.blobs import (
     TAKE_BACK,
     UNKNOWN_GROUPS,
 )
-from logyard.engine.types import BATCH_BITS, Spec
+from logyard.engine.types import BATCH_BITS, FORCED_TERMS, Spec
 from logyard.protocol.errors import BadRequest, Busy, GroupExists, NoSpace, Refused
 
 from .rig_groups import Network, Node, a_member, spec_of
@@ -333,6 +333,25 @@ async def test_nodes_that_are_to_become_members_are_asked_for_room(autojump_cloc
         net.fall(4)
         await ask(member, {4})
         assert trio.current_time() - began == pytest.approx(groups.ASK_AGAIN_SECONDS)
+
+
+async def test_of_a_forced_lineage_each_new_member_answers_and_has_no_replica_from_before(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with network(4) as net:
+        uid = await create(net.nodes[1])
+        member, ask = net.nodes[1].members[uid], net.nodes[1].registry.check_room
+        await ask(member, {3})
+        member.raft.term = FORCED_TERMS
+        await ask(member, {4})
+        with pytest.raises(Refused, match="node 3 can't be a member: it has a replica from before"):
+            await ask(member, {3})
+        net.lost = {DEFINED}
+        with pytest.raises(Refused, match="node 4 can't be a member: it does not answer"):
+            await ask(member, {4})
+        net.fall(4)
+        with pytest.raises(Refused, match="node 4 can't be a member: it does not answer"):
+            await ask(member, {4})
 
 
 async def test_who_has_the_name_refuses_an_unborn_group_and_says_so() -> None:

@@ -82,7 +82,7 @@ class Bench:
         self.handlers: dict[int, Any] = {}
         groups = Groups(
             1, self.members, self.live, self.active, lambda uid, node: self.asleep.get(uid), self.deleted, self.walk,
-            self.says("stranger"),
+            self.says("stranger"), self.says("stopped"),
         )  # fmt: skip
         links = Links((self.says("up"),), (self.says("down"),), self.says("live"), self.says("outdated"))
         self.inbound = Inbound(
@@ -128,6 +128,17 @@ def test_a_payload_that_is_not_what_its_entry_says_reaches_no_core_and_the_turn_
     with pytest.raises((BadRequest, Corrupt)):
         bench.take(append(bad))
     assert not bench.core.steps and bench.told == ["hold", "release"]
+
+
+def test_what_ends_a_replica_ends_no_connection() -> None:
+    bench = Bench()
+
+    def step(message: Message) -> str | None:
+        bench.core.stopped = True
+        return "another lineage"
+
+    bench.core.step = step  # type: ignore[method-assign]
+    assert bench.take(append(entry(1)), append(entry(2))) == ["hold", "stopped", "marked", "release"]
 
 
 def test_a_lie_is_told_when_the_other_groups_messages_are_taken() -> None:

@@ -40,7 +40,9 @@ def test_two_leaders_in_a_term_are_told_and_change_nothing(kind: int, role: str)
 def test_a_committed_entry_is_never_overwritten() -> None:
     raft = make(2, terms=(1, 1, 1), term=1, commit=3)
     found = raft.log.entry(2)
-    raft.step(Message(APPEND, UID, 2, 1, 4, 1, 1, 3, 0, False, entries_of(1, 4, 4, first=2), 2, 4))
+    said = raft.step(Message(APPEND, UID, 2, 1, 4, 1, 1, 3, 0, False, entries_of(1, 4, 4, first=2), 2, 4))
+    assert said is not None and "entry 3 is committed here in term 1, and entry 3 of its leader is of term 4" in said
+    assert raft.stopped
     assert raft.log.entry(2) is found and raft.log.term(3) == 1
     drain(raft)
     raft.check()

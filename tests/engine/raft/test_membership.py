@@ -332,3 +332,35 @@ def test_verbs_are_the_leaders() -> None:
     network[1].stop()
     with pytest.raises(Refused):
         network[1].force_shrink()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_who_went_on_without_the_survivor_is_not_taken_for_a_member_of_its_lineage(packed: bool) -> None:
+    network = Network(3)
+    network.elect(3)
+    network.hosts[3].propose(b"kept")
+    network.drain()
+    network.tick(3)
+    network.crash(1)
+    for body in (b"fork1", b"fork2", b"fork3"):
+        network.hosts[3].propose(body)
+        network.drain()
+    network.tick(3)
+    network.crash(3)
+    network.crash(2)  # It knows what was committed, as one does that slept.
+    if packed:
+        network.hosts[2].take_snapshot()
+    network.restart(1)
+    network.tick(40)
+    network.check_leader = network.committed = lambda *_: None  # type: ignore[method-assign]
+    network[1].force_shrink()
+    network.drain()
+    for body in (b"a", b"b", b"c", b"d"):
+        network.hosts[1].propose(body)
+        network.drain()
+    network.down.discard(2)
+    network[1].propose_membership(Change("add", 2))
+    network.see()
+    network.tick(20)
+    assert network[2].stopped and network[1].progress[2].match == 0
+    assert network.hosts[2].state == [b"kept", b"fork1", b"fork2", b"fork3"]

@@ -10,14 +10,16 @@ from .network import UID, Network, command, drain, make
 
 
 def test_an_append_behind_what_is_committed_is_looked_at_like_any_other() -> None:
-    """No leader has another entry there; one that says so is refused, and nothing is built on its word."""
+    """No leader has another entry there; one that says so is of another lineage: this member stops, and nothing is
+    built on its word."""
     raft = make()
     raft.step(Message(APPEND, UID, 1, 2, 1, 0, 0, 1, 0, False, [command(1, 1)], 1, 1))
     drain(raft)
     assert raft.commit == 1
-    raft.step(Message(APPEND, UID, 1, 3, 3, 1, 2, 1, 0, False, [command(2, 3)], 2, 2))
-    (answer,) = [m for m in drain(raft) if m.kind == APPEND_REPLY]
-    assert answer.reject and raft.log.last_index == 1
+    said = raft.step(Message(APPEND, UID, 1, 3, 3, 1, 2, 1, 0, False, [command(2, 3)], 2, 2))
+    assert said is not None and "entry 1 is committed here in term 1" in said
+    assert raft.stopped and raft.log.last_index == 1
+    assert not [m for m in drain(raft) if m.kind == APPEND_REPLY]
 
 
 def test_a_snapshot_under_way_keeps_no_other_follower_from_being_asked_again() -> None:
