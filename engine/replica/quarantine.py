@@ -232,17 +232,22 @@ class Quarantine:
         return None
 
     def rebuild(self, again: Again, member: Member, through: int) -> None:
-        """Build a fresh machine, and what is kept beside it, from the snapshot and the log up to `through`.
+        """Build a fresh machine, and what is kept beside it, from the stored snapshot and the log up to `through`.
 
         Liveness stays: releases only add up, and those of what is replayed were made already. Nothing leaves the node.
         """
         member.begin_anew(self._create_machine(member.spec.machine, member.spec.arguments))
-        if member.snapshot_index:
-            snapshot_sections.restore(member, self._load_snapshot(member.uid))
+        index = 1
+        if member.snapshot_index or member.snapshot_stored:
+            # It may be newer than the one that the log begins at.
+            snapshot = self._load_snapshot(member.uid)
+            if snapshot.index > through:
+                raise Corrupt.told(f"the stored snapshot is of entry {snapshot.index}, behind what is applied")
+            snapshot_sections.restore(member, snapshot)
+            index = snapshot.index + 1
         leading = member.leading
         member.lead_no_more()
         try:
-            index = member.snapshot_index + 1
             while index <= through:
                 for entry in self._log.log_entries(member, index, through, SCAN_BYTES):
                     if entry.kind == COMMANDS:

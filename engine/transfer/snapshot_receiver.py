@@ -220,6 +220,10 @@ class SnapshotReceiver:
         state = await trio.to_thread.run_sync(snapshot_format.assemble, manifest, lambda name: chunks.read(uid, name))
         if member.raft.stopped or uid in self._newer:
             raise LogyardError("a newer snapshot was offered")
+        if snapshot.index <= member.raft.commit:
+            # The log came first: this would be stored and not installed.
+            await self._chunks.abandon(uid)
+            return
         # With the snapshot, in one commit: the releases that explain what did not come (law 4).
         member.raise_floor(intent.release)
         encoded = Encoded(offer.data, {}, manifest.chunks, len(offer.data) + manifest.chunk_bytes)

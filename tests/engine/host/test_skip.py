@@ -15,6 +15,8 @@ from logyard.engine.machine import Batch, Context, Frame, Reject
 from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.leadership import wait
 from logyard.engine.replica.member import Halt
+from logyard.engine.snapshot import format as snapshot_format
+from logyard.engine.snapshot.format import Encoded
 from logyard.protocol.errors import Busy, GroupStopped, LogyardError, NotLeader, Refused, Unknown
 from logyard.protocol.frame import encode_frame
 from logyard.protocol.pending import PendingReply
@@ -275,6 +277,25 @@ async def replays_the_same(c: Cluster, monkeypatch: pytest.MonkeyPatch, size: in
     await running(c)
     assert scribe(c, 1).written("note") == before
     assert "boom" not in [verb for _, verb, *_ in scribe(c, 1).notes]
+
+
+async def test_a_machine_built_anew_goes_on_from_the_snapshot_that_is_stored(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="", machines=machines) as c:
+        await group(c)
+        await c.applied("s")
+        await c.nodes[3].snapshot()
+        await tell(c, "s", "note", "between")
+        await c.applied("s")
+        await c.nodes[1].snapshot()
+        member, system = c.member(3, "s"), c.system(3)
+        data = bytes(c.system(1).storage.meta_batch.snapshot(member.uid).data)
+        found = snapshot_format.decode(data, member.uid)
+        await system.storage.checkpoints.store_installed(member, found, Encoded(data, {}, (), len(data)))
+        assert member.snapshot_index < member.snapshot_stored == found.index
+        await skip(c, await blow(c))
+        await tell(c, "s", "note", "after")
+        await same(c)
+        assert scribe(c, 3).written("note") == ["before", "between", "after"]
 
 
 async def test_a_skip_far_behind_its_command_is_seen_at_a_replay(

@@ -73,7 +73,9 @@ class Rig:
         self.answer: Callable[[int, Sequence[Range], Sequence[bytes]], Piece] = self.honest
         self.live = Liveness()
         self.release = 0
-        raft = SimpleNamespace(applied=applied, stopped=False, leader=1, install_snapshot=self._install)
+        raft = SimpleNamespace(
+            applied=applied, commit=applied, stopped=False, leader=1, install_snapshot=self._install
+        )  # fmt: skip
         self.member = SimpleNamespace(
             uid=UID, spec=SimpleNamespace(name="log"), raft=raft, machine=SimpleNamespace(version=1), flushed=applied,
             resolves=True, liveness=Liveness(), wake=lambda: None,
@@ -181,6 +183,22 @@ async def test_what_is_here_is_not_asked_for() -> None:
     assert [ranges for _, ranges in rig.asked] == [[], [(5, 6)]] and ("installed", INDEX, 4) in rig.events
     await rig.offer((2, snapshot()))
     assert len(rig.asked) == 2 and rig.outcome() == [(1, ""), (2, "")], "it is there: that is the end"
+
+
+async def test_what_the_log_is_known_to_have_by_then_is_not_stored() -> None:
+    """It would not be installed: a machine that is built anew would be built on it, and be given its commands again."""
+    rig = Rig()
+    rig.member.raft.commit = INDEX - 1
+    offered = rig.honest
+
+    def committed(node: int, ranges: Sequence[Range], names: Sequence[bytes]) -> Piece:
+        rig.member.raft.commit = INDEX
+        return offered(node, ranges, names)
+
+    rig.answer = committed
+    await rig.offer((1, snapshot()))
+    assert {event[0] for event in rig.events} == {"stored"} and not rig.chunks.intents
+    assert rig.outcome() == [(1, "")] and not rig.receiver.installed
 
 
 async def test_what_no_stored_segment_has_is_asked_for_again() -> None:
