@@ -51,8 +51,8 @@ class RewriteJob(NamedTuple):
 
 class MigrateReport(NamedTuple):
     """What a job did. `rows` entries and `bytes_written` count this call only; `runs` cover the whole job.
-    `damaged` are (uid, index, reason) of entries whose source did not verify: they are in no run's rows and must
-    come from a peer. `source`: the generation rewritten, or 0."""
+    `damaged` is (uid, index, reason) of the entry whose source did not verify, if one did not: the job ended there, and
+    is to be given up. `source`: the generation rewritten, or 0."""
 
     job: int
     rows: int
@@ -183,7 +183,7 @@ def _pour(
         written += report.entries
         size += report.written
         damaged += report.damaged
-        if not report.full:
+        if damaged or not report.full:
             break
         if generation.job_state(job) is not None:
             previous = generation.number
@@ -249,7 +249,10 @@ class _Survivors:
         return found.get(uid)
 
     def read(self, uid: int, first: int, last: int) -> Iterator[SourceRow]:
-        """Yield the surviving entries of one home; `first` may lie inside it when the job was resumed."""
+        """Yield the surviving entries of one home, none from a damaged one on; `first` may lie inside it when the job
+        was resumed."""
+        if self.damaged:
+            return
         runs = self._runs[uid]
         run = runs[bisect_right(runs, first, key=_first) - 1][1]
         ledger = self._ledger(run, uid)
@@ -265,7 +268,7 @@ class _Survivors:
                 entry = self._source.entry(run, uid, index)
             except (PayloadCorrupt, PayloadMissing) as error:
                 self.damaged.append((uid, index, str(error)))
-                continue
+                return
             yield _row_of(self._source, run, entry, units)
 
 

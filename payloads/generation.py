@@ -351,7 +351,7 @@ class Generation:
 
         `previous` is the generation that holds the job's earlier rows. Raises `StoreFull` (disk),
         `GenerationFailed`; both leave whole transactions only. A full map is no error: the report says `full` and
-        gives the rows of the aborted transaction back.
+        gives the rows of the aborted transaction back. A damaged source ends it, too: the report says which.
         """
         env = self._enter()
         try:

@@ -86,8 +86,8 @@ class JobState(NamedTuple):
 
 
 class WriteReport(NamedTuple):
-    """What was written here: entries and bytes now durable, damaged sources left out, and, if full, what did not
-    fit."""
+    """What was written here: entries and bytes now durable, the damaged source that ended it, if one did, and, if full,
+    what did not fit."""
 
     entries: int
     written: int
@@ -143,7 +143,7 @@ class Writing:
         self._damaged: list[tuple[int, int, str]] = []
 
     def write(self, rows: Iterable[SourceRow]) -> WriteReport:
-        """Write until the rows or the map end."""
+        """Write until the rows or the map end, or a source is damaged."""
         current: SourceRow | None = None
         try:
             for row in rows:
@@ -166,6 +166,9 @@ class Writing:
                     self._withdraw(row, planned)
                     self._damaged.append((row.uid, row.index, str(error)))
                 current = None
+                if self._damaged:
+                    # Nothing is committed behind it: who goes on after a crash has to meet it again.
+                    break
             self._commit()
         except lmdb.MapFullError:
             # The estimate was too low. The aborted transaction left nothing; its entries go to the next generation.
@@ -174,7 +177,7 @@ class Writing:
                 unwritten.append(current)
             if unwritten:
                 return self._full(unwritten)
-            # All rows were seen, and what was to be committed is what was taken back of damaged ones.
+            # What was to be committed is what was taken back of a damaged one.
         finally:
             self._abort()
         return WriteReport(self._entries, self._bytes, self._damaged, False, [])

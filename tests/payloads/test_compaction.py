@@ -4,7 +4,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,57 @@ def two_generations() -> Source:
     source.live[1, 3] = {1}
     source.live[2, 7] = set()
     return source
+
+
+def test_damage_that_was_met_before_a_crash_is_met_again(tmp_path: Path) -> None:
+    """What is committed behind it would be where the same job goes on, and its source would go."""
+
+    class Rotten(Source):
+        def read(self, uid: int, first: int, last: int) -> Iterator[SourceRow]:
+            for index in range(first, last + 1):
+                data = self.entries[uid, index].payload
+                data = data[:-1] + bytes([data[-1] ^ (index == 2)])
+                yield self.entries[uid, index].row(None, lambda at, size, data=data: data[at : at + size])
+
+    source = Rotten([made(1, index, [300, 400_000]) for index in range(1, 10)])
+    store = open_store(tmp_path)
+    job = store.migrate_job(source.ranges())
+    for number in range(30):
+        try:
+            report = store.run(job, source.read, step=crash_after(number))
+        except Crash:
+            continue
+        assert number > 2
+        break
+    assert [index for _, index, _ in report.damaged] == [2]
+    assert [index for _, index, _ in store.run(job, source.read).damaged] == [2]
+    store.abandon()
+    store.close()
+
+
+@pytest.mark.parametrize("left", range(2, 8))
+def test_a_rewrite_meets_damage_again_after_a_crash(tmp_path: Path, left: int) -> None:
+    source = Source([made(1, index, [200, 30_000]) for index in range(1, 6)])
+    store = open_store(tmp_path)
+    store.adopt(store.run(store.migrate_job(source.ranges()), source.read))
+    store.seal_current()
+    saved = store.checkpoint()
+    store.close()
+    file = tmp_path / "gen-0000000001" / "data.mdb"
+    data = bytearray(file.read_bytes())
+    at = data.find(source.entries[1, 3].data)
+    while at >= 0:
+        data[at + 3] ^= 1
+        at = data.find(source.entries[1, 3].data, at + 1)
+    file.write_bytes(data)
+    again = open_store(tmp_path)
+    again.restore(saved)
+    job = again.rewrite_job(1)
+    with suppress(Crash):
+        again.run(job, step=crash_after(left))
+    report = again.run(job)
+    assert [index for _, index, _ in report.damaged] == [3]
+    again.close()
 
 
 def test_migration_crashes_at_every_step_and_the_same_job_finishes_it(tmp_path: Path) -> None:
