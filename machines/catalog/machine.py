@@ -32,6 +32,8 @@ class Catalog:
 
     version = 1
     stays_awake = True
+    exclusive = True
+    """It releases all that came before: payloads of another machine in its group would go with that."""
     inline_bytes = 1 << 10
     """Shards above this are stored apart: a snapshot writes those alone that changed."""
 

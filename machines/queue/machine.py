@@ -48,6 +48,8 @@ class Queue:
     version = 2
     upgrade_on_demand = True
     """The host asks for version 2 when log time is behind the wall clock and can't catch up, as terms are running."""
+    exclusive = True
+    """It releases whole entries: payloads of another machine in its group would go with them."""
 
     def __init__(self, options: QueueOptions | None = None) -> None:
         self.options = options or QueueOptions()

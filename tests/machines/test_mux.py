@@ -27,9 +27,13 @@ from logyard.engine.machine import (
 from logyard.engine.replica.log_clock import none_runs, renews
 from logyard.engine.replica.machine_state import MachineState
 from logyard.engine.snapshot.format import Snapshot, split
+from logyard.machines.catalog import Catalog
+from logyard.machines.catalog.topics_alone import TopicsAlone
+from logyard.machines.groups import Groups
 from logyard.machines.ids import Ids
 from logyard.machines.log import AppendLog
 from logyard.machines.mux import OWN, THEN_MAX, Mux, envelope, then
+from logyard.machines.queue import Queue
 from logyard.protocol.errors import LogyardError
 from logyard.testing import (
     Command,
@@ -320,8 +324,9 @@ def test_a_restore_that_fails_leaves_everything_as_it_was(harm: Any, error: type
 
 
 def test_what_can_not_be_a_part() -> None:
-    with pytest.raises(ValueError, match="a group of its own"):
-        Mux({1: AppendLog})
+    for make in (AppendLog, Queue, Groups, Catalog, TopicsAlone):
+        with pytest.raises(ValueError, match="a group of its own"):
+            Mux({1: make})
     with pytest.raises(ValueError, match="version 1, not 2"):
         Mux({1: Tally}, [{1: 2}])
     with pytest.raises(ValueError, match="no maker"):
