@@ -113,11 +113,15 @@ class KV:
     # Commands
 
     def apply_batch(self, context: Context, frames: Sequence[Frame]) -> Batch:
-        """Apply one entry: a reply a frame; whatever payload is not kept is released."""
+        """Apply one entry: a reply a frame; whatever payload is not kept is released. One in pieces is refused: it is
+        no value."""
         self._begin(context)
         replies: list[bytes | Reject] = []
         work = 0
         for frame in frames:
+            if frame.pieces:
+                replies.append(_in_pieces())
+                continue
             self._fresh = True
             if frame.uniform:
                 replies.append(self._operation(context, frame.commands, frame.first, frame.records))
@@ -129,10 +133,12 @@ class KV:
                 ]
                 replies.append(b"".join(parts))
                 work += len(parts)
-        return Batch(replies, self._end(context, work, spans_of(frames)))
+        return Batch(replies, self._end(context, work, spans_of([frame for frame in frames if not frame.pieces])))
 
     def apply(self, context: Context, command: bytes, refs: tuple[PayloadRef, ...]) -> Applied:
         """Apply one command: a follow-up, or one that another machine (a mux) passes on."""
+        if any(ref.index != context.index for ref in refs):
+            raise _in_pieces()
         self._begin(context)
         first = refs[0].ordinal if refs else 0
         reply = self._operation(context, command, first, len(refs))
@@ -318,6 +324,10 @@ class KV:
             "history": state.history.end - state.history.first,
             "history_bytes": state.history.size,
         }
+
+
+def _in_pieces() -> Reject:
+    return Reject("bad_request", "payloads of a KV group travel in one piece")
 
 
 def _pair(value: Any) -> list[Any]:

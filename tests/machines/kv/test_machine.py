@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from logyard.engine.machine import Batch, Context
+from logyard.engine.machine import Batch, Context, Frame, PayloadRef, Position, Reject, Release
 from logyard.machines.kv import KV, budget
 from logyard.machines.kv import machine as kv_module
 from logyard.machines.kv.command import (
@@ -666,3 +666,21 @@ def test_a_plain_put_does_what_one_within_a_transaction_does() -> None:
             assert alone.do(DELETE, b"a", b"", 0) == within.do(DELETE, b"a", b"", 0)
     assert alone.machine.snapshot() == within.machine.snapshot()
     alone.check()
+
+
+def test_a_payload_in_pieces_is_refused_so_that_the_engine_lets_it_go() -> None:
+    """It was acknowledged, read back as nothing, and its pieces never died."""
+    pieces = tuple(PayloadRef(7, index, 0, 1, 1 << 20, bytes(16)) for index in (3, 4))
+    data = msgpack.packb([PUT, b"k", [0, 2 << 20, bytes(16)], 0, 0])
+    long = Frame(1, 0, 1, len(data), 0, 0, 0, 0, data)._replace(pieces=pieces)
+    plain = long._replace(commands=msgpack.packb([PUT, b"p", b"v", 0, 0]), pieces=(), first=1)
+    kv = KV()
+    context = Context(7, 5, 1, 1000, 1, 2)
+    found = kv.apply_batch(context, (long, plain))
+    refused, put = found.replies
+    assert isinstance(refused, Reject) and refused.code == "bad_request" and isinstance(put, bytes)
+    # What is refused the engine releases; of the other one nothing is kept.
+    assert found.effects == [Release(Position(5, 1), Position(5, 2))]
+    with pytest.raises(Reject, match="in one piece"):
+        kv.apply(context, data, (PayloadRef(7, 5, 0, 1, 0, bytes(16)), *pieces))
+    assert list(kv.state.keys) == [b"p"] and not list(kv.live_refs())
