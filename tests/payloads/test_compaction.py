@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,13 @@ def test_damage_that_was_met_before_a_crash_is_met_again(tmp_path: Path) -> None
     class Rotten(Source):
         def read(self, uid: int, first: int, last: int) -> Iterator[SourceRow]:
             for index in range(first, last + 1):
-                data = self.entries[uid, index].payload
-                data = data[:-1] + bytes([data[-1] ^ (index == 2)])
-                yield self.entries[uid, index].row(None, lambda at, size, data=data: data[at : at + size])
+                entry = self.entries[uid, index]
+                payload = entry.payload[:-1] + bytes([entry.payload[-1] ^ (index == 2)])
+                yield entry.row(read=partial(self.part_of, payload))
+
+        @staticmethod
+        def part_of(payload: bytes, offset: int, size: int) -> bytes:
+            return payload[offset : offset + size]
 
     source = Rotten([made(1, index, [300, 400_000]) for index in range(1, 10)])
     store = open_store(tmp_path)

@@ -544,9 +544,9 @@ async def test_a_segment_that_lacks_entries(tmp_path: Path, how: str, covered: b
             index = HEAD.unpack(image[: HEAD_BYTES - 8])[6]
             os.truncate(second, index + 2 * ROW_BYTES + 5)
         elif how == "first row":
-            image = bytearray(second.read_bytes())
-            image[HEAD.unpack(image[: HEAD_BYTES - 8])[6] + 9] ^= 1
-            second.write_bytes(image)
+            flipped = bytearray(second.read_bytes())
+            flipped[HEAD.unpack(flipped[: HEAD_BYTES - 8])[6] + 9] ^= 1
+            second.write_bytes(flipped)
         else:
             second.write_bytes(first.read_bytes())
         if when == "at a start":
