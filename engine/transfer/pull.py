@@ -89,7 +89,8 @@ def _rows(uid: int, entries: Sequence[Sequence[Any]], body: memoryview) -> list[
     for index, term, data, numbers in entries:
         if isinstance(data, int):
             # Too much for a header: so many bytes of the body.
-            data, at = bytes(body[at : at + data]), at + data
+            size, data = data, bytes(body[at : at + data])
+            at += size
         entry = parse_entry(data, where)
         live = set(numbers)
         count = 0
