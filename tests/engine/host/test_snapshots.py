@@ -549,17 +549,28 @@ async def test_invariant_7_a_snapshot_of_a_later_term_is_durable_before_that_ter
         assert (await c.read(3))[-1] == (b"", b"goes on")
 
 
-async def _old_tail(c: Cluster, count: int) -> None:
-    """Node 3 led, was cut off, and has `count` entries in a segment that never commit; the others have a snapshot."""
-    await c.lead(3)
-    await c.applied()
-    await c.fill(3, 2, 10 * KIB, "other")
+async def _tail(c: Cluster, count: int) -> bool:
+    """Cut node 3 off, and have it write `count` entries, which never commit; False if it leads no more before that."""
     c.partition(3)
     member, nobody = c.member(3), Replies()
-    for _ in range(count):
-        before = member.raft.log.last_index
+    raft = raft_of(member)
+    end = raft.log.last_index + count
+    while raft.role == LEADER and raft.log.last_index < end:
+        index = raft.log.last_index
         c.system(3).replicas.commands.submit(member.uid, frame(), nobody, 1)
-        await until(lambda: member.raft.log.stable > before)  # noqa: B023
+        await until(lambda: raft.role != LEADER or raft.log.last_index > index)  # noqa: B023
+    await until(lambda: raft.log.stable == raft.log.last_index)
+    return raft.log.stable >= end
+
+
+async def _old_tail(c: Cluster, count: int) -> None:
+    """Node 3 led, was cut off, and has `count` entries in a segment that never commit; the others have a snapshot."""
+    await c.fill(3, 2, 10 * KIB, "other")
+    await c.lead(3)
+    await c.applied()
+    while not await _tail(c, count):
+        c.network.heal()
+        await c.lead(3)
     await c.roll(3)
     await until(lambda: c.leads(1) or c.leads(2))
     leader = 1 if c.leads(1) else 2
@@ -570,4 +581,4 @@ async def _old_tail(c: Cluster, count: int) -> None:
         await c.roll(number)
         await c.nodes[number].snapshot()
         raft = c.member(number).raft
-        assert 0 < raft.log.snapshot_index < member.flushed
+        assert 0 < raft.log.snapshot_index < c.member(3).flushed
