@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from logyard.protocol.errors import BadRequest, LogyardError, SessionExpired, UnknownGroup
+from logyard.protocol.queue import milliseconds
 
 from .admin import Call, T
 from .lane import Lane
@@ -66,7 +67,7 @@ class SessionKeeper:
         # Sessions that a caller opened and closes, by number: the name of each one's group.
         self.held: dict[int, str] = {}
         self.client = new_number()
-        self.ttl = ttl
+        self.ttl = milliseconds(ttl, "session_ttl") / 1000
         self._network = network
 
     def want(self, lane: Lane, nursery: Nursery) -> None:
