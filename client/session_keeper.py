@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from logyard.protocol.errors import BadRequest, LogyardError, SessionExpired, UnknownGroup
-from logyard.protocol.queue import milliseconds
+from logyard.protocol.queue import time_to_live
 
 from .admin import Call, T
 from .lane import Lane
@@ -67,7 +67,7 @@ class SessionKeeper:
         # Sessions that a caller opened and closes, by number: the name of each one's group.
         self.held: dict[int, str] = {}
         self.client = new_number()
-        self.ttl = milliseconds(ttl, "session_ttl") / 1000
+        self.ttl = time_to_live(ttl)
         self._network = network
 
     def want(self, lane: Lane, nursery: Nursery) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from logyard.protocol import wire
 from logyard.protocol.errors import BadRequest, LogyardError, NotLeader, Unknown, UnknownGroup
 from logyard.protocol.frame import Buffer, Frame
-from logyard.protocol.queue import milliseconds
+from logyard.protocol.queue import time_to_live
 from logyard.protocol.records import Page
 from logyard.protocol.tls import TlsConfig, client_context
 from logyard.protocol.verbs import NAME
@@ -98,7 +98,7 @@ class Yard(AdminVerbs, TopicVerbs):
         self.exactly_once = exactly_once
         self._pid = HERE.pid
         self._client = new_number()
-        self._session_ttl = milliseconds(session_ttl, "session_ttl") / 1000
+        self._session_ttl = time_to_live(session_ttl)
         self._sessions: dict[tuple[str, str], SyncSession] = {}
         self._context = client_context(tls)
         self.timeout = timeout

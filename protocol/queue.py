@@ -7,6 +7,7 @@ has the same commands in `machines/queue/command.py`.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -53,6 +54,11 @@ def milliseconds(seconds: float | None, what: str, least: int = 1) -> int:
     if not least <= found <= MS_MAX:
         raise BadRequest(f"{what} is a time in seconds, at least {least / 1000}, not {seconds!r}")
     return found
+
+
+def time_to_live(seconds: float | None) -> float:
+    """Return a session's, in seconds. Raises `BadRequest`, also for None."""
+    return milliseconds(math.inf if seconds is None else seconds, "session_ttl") / 1000
 
 
 def publish_command(

@@ -151,9 +151,10 @@ class NodeConfig:
                 raise BadRequest(
                     f"{key}: port 0 is any free one, and the other nodes have to know which: name it", key=key
                 )
-        if self.client_listen[0] in _EVERYWHERE and self.client_address is None and self.id not in self.clients:
+        if self.client_addresses[self.id][0] in _EVERYWHERE:
             key = "node.client_address"
-            raise BadRequest(f"{key} is missing: say where clients find a node that listens on every address", key=key)
+            missing = " is missing" if self.client_address is None else ""
+            raise BadRequest(f"{key}{missing}: say where clients find a node that listens on every address", key=key)
         if self.peer_secret not in _PROOFS:
             key = "node.peer_secret"
             raise BadRequest(f'{key} = "{self.peer_secret}": must be one of {", ".join(_PROOFS)}', key=key)

@@ -64,6 +64,7 @@ def run_node(
     """Serve until stopped; return the exit code. `invitation`: an empty directory joins first; `zone`: where the node
     stands, unless `-`. Errors of the world become one line on standard error."""
     from logyard.protocol.errors import BadRequest, LogyardError, Outdated, WalFailed
+    from logyard.protocol.verbs import text
 
     from .catalog.join import has_number, joined_config
     from .config import load_config, read_secret
@@ -75,6 +76,7 @@ def run_node(
         else:
             config = joined_config(path, os.environ, invitation)
         if zone != "-":
+            text("zone").check(zone)
             if not config.catalog:
                 raise BadRequest("--zone: nobody asks for it without a catalogue: set catalog = true in [node]")
             config = replace(config, zone=zone)

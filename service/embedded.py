@@ -294,7 +294,7 @@ class EmbeddedSystem(AdminVerbs, TopicVerbs):
             return wire.unpack(wire.pack(value.header)), memoryview(b"".join(value.parts))
         return wire.unpack(wire.pack(value))
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Take nothing more, and tell who waits that no answer comes: the node stops."""
         self.closed = True
         self.patience.close()
@@ -524,7 +524,7 @@ async def open_system(
             try:
                 yield found
             finally:
-                found.end()
+                found._end()
     finally:
         system.part()
         system.close()

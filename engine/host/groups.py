@@ -617,8 +617,14 @@ class GroupRegistry:
             self._check_number(sum(spec.machine not in FOUNDED and not self._groups.has(spec.uid) for spec in specs))
         except LogyardError as error:
             return str(error)
-        if absent and any(self._groups.has(spec.uid) for spec in specs):
-            return "it has a replica from before, which goes when it has heard that it is out; try again"
+        for spec in specs if absent else ():
+            if self._groups.has(spec.uid):
+                member = self._groups.find(spec.uid)
+                if member is not None and member.raft.stopped:
+                    return (
+                        f"it has a replica from before, stopped ({member.reason}): start that node again, and try again"
+                    )
+                return "it has a replica from before, which goes when it has heard that it is out; try again"
         return None
 
     def _check_free(self, spec: Spec) -> None:

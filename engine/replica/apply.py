@@ -240,8 +240,8 @@ def run_machine(state: Replicated, context: Context, entry: Entry, frames: list[
 def bounded(context: Context, release: Release) -> Release:
     """Return a machine's release, of nothing above its own entry: what is not written yet is not its to let go, and
     would be dead before somebody is told that it is stored."""
-    first, end = release
-    return release if end <= (context.index + 1, 0) else Release(first, Position(context.index + 1, 0))
+    top = Position(context.index + 1, 0)
+    return release if release.end <= top else Release(min(release.first, top), top)
 
 
 def claims_of(state: Replicated) -> Iterator[PayloadRange]:

@@ -235,9 +235,14 @@ class SnapshotReceiver:
         self._chunks.forget(uid)
         # What the core has to hand out comes first: entries of before and after must not meet in one `Ready`.
         self._host.turn()
-        if not member.raft.stopped and member.raft.applied < snapshot.index:
+        if member.raft.stopped:
+            return
+        if member.raft.applied < snapshot.index:
             self._install(member, state, encoded.size, have)
             await self._checkpoints.settle_installed()
+        elif member.snapshot_index < snapshot.index:
+            # The log came while it was being stored: it says what that does all the same.
+            member.covered(snapshot.index, snapshot.term, encoded.size)
 
     async def _ask(
         self, member: Member, offer: Offer, sources: Sources, ranges: list[Range], names: list[bytes]

@@ -264,17 +264,20 @@ def family(host: str) -> socket.AddressFamily:
 def prepare(sock: socket.socket | trio.socket.SocketType, config: TransportConfig) -> None:
     """Set the options of every peer connection: no Nagle, and an end to half-open ones."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    keep_alive(sock, max(1, config.dead_peer_ms // 2000), max(1, config.dead_peer_ms // 4000), 2)
-    _set(sock, "TCP_USER_TIMEOUT", config.dead_peer_ms)
+    half = max(1, config.dead_peer_ms // 2000)
+    keep_alive(sock, half, max(1, config.dead_peer_ms // 4000), 2, config.dead_peer_ms)
 
 
-def keep_alive(sock: socket.socket | trio.socket.SocketType, idle_s: int, interval_s: int, count: int) -> None:
+def keep_alive(
+    sock: socket.socket | trio.socket.SocketType, idle_s: int, interval_s: int, count: int, unanswered_ms: int
+) -> None:
     """Have the kernel ask a peer that is silent for `idle_s` whether it is there, `count` times, and end the connection
-    without an answer."""
+    without an answer; as when what is sent is not acknowledged for `unanswered_ms`, meanwhile it does not ask."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     _set(sock, "TCP_KEEPIDLE", idle_s)
     _set(sock, "TCP_KEEPINTVL", interval_s)
     _set(sock, "TCP_KEEPCNT", count)
+    _set(sock, "TCP_USER_TIMEOUT", unanswered_ms)
 
 
 def _set(sock: socket.socket | trio.socket.SocketType, name: str, value: int) -> None:

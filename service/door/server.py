@@ -55,9 +55,10 @@ PRIVATE = 0o177
 SWEEP_S = 1.0
 BACKLOG = 512
 ONLY_JOINS = "its HELLO says that this connection joins, and asks for nothing else"
-VANISHED = (60, 15, 4)
+VANISHED = (60, 15, 4, 120_000)
 """The kernel asks a client that is silent for so many seconds, each so many seconds, so many times whether its machine
-is there: its place is free two minutes after that vanished."""
+is there, and waits for so many ms until one that is sent something (who listens is, each second) acknowledges it: its
+place is free two minutes after that vanished."""
 KEEPING = frozenset({"session_open", "heartbeat", *LISTENING})
 """Calls of a client that somebody would miss."""
 

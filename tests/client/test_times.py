@@ -30,8 +30,8 @@ def test_what_is_no_time_of_a_lease_is_a_bad_request(seconds: float) -> None:
     next(grant(1.5, 0))
 
 
-@pytest.mark.parametrize("seconds", NONE)
-def test_what_is_no_time_to_live_of_a_session_is_refused_before_it_is_used(seconds: float) -> None:
+@pytest.mark.parametrize("seconds", (*NONE, None))
+def test_what_is_no_time_to_live_of_a_session_is_refused_before_it_is_used(seconds: Any) -> None:
     """One without an end ended the asynchronous client at its first session."""
     with pytest.raises(BadRequest, match="session_ttl is a time in seconds"):
         SessionKeeper(cast(Any, None), seconds)

@@ -147,6 +147,10 @@ def test_with_tls_any_address_will_do(tmp_path: Path) -> None:
         (MINIMAL + "client_listen = '10.0.0.1:7001'" + PEER_TLS, "set ca, certificate and key in [client_tls]"),
         (MINIMAL + "[peers]\n2 = '10.0.0.2:7102'" + CLIENT_TLS, "set ca, certificate and key in [tls]"),
         (MINIMAL + "client_listen = '0.0.0.0:7001'" + CLIENT_TLS, "node.client_address is missing: say where clients"),
+        (
+            MINIMAL + "client_listen = '0.0.0.0:7001'\nclient_address = '0.0.0.0:7001'" + CLIENT_TLS,
+            "node.client_address: say where clients find",
+        ),
         (MINIMAL + "client_address = 'one.example:7001'", "node.client_address: one.example is not a loopback address"),
         (MINIMAL + "client_address = '127.0.0.1:0'", 'node.client_address = "127.0.0.1:0": a port is between'),
         (MINIMAL + "[tls]\nca = 'ca.pem'\nkey = 'k'", "tls.certificate is missing: ca, certificate"),

@@ -354,6 +354,18 @@ async def test_of_a_forced_lineage_each_new_member_answers_and_has_no_replica_fr
             await ask(member, {4})
 
 
+async def test_of_a_forced_lineage_a_replica_that_is_stopped_is_not_said_to_go_by_itself(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with network(4) as net:
+        uid = await create(net.nodes[1])
+        member = net.nodes[1].members[uid]
+        member.raft.term = FORCED_TERMS
+        net.nodes[3].members[uid].stop("entry 7 is committed here in term 3")
+        with pytest.raises(Refused, match=r"stopped \(entry 7 is .*\): start that node again"):
+            await net.nodes[1].registry.check_room(member, {3})
+
+
 async def test_who_has_the_name_refuses_an_unborn_group_and_says_so() -> None:
     async with network() as net:
         await create(net.nodes[1], members=(1, 2))

@@ -25,6 +25,7 @@ from logyard.engine.machine import (
     Release,
 )
 from logyard.engine.replica.applier import Applier, Host
+from logyard.engine.replica.apply import bounded
 from logyard.engine.replica.effects import Effects
 from logyard.engine.replica.member import DELETED, HALTED, RUNNING, Member
 from logyard.engine.replica.proposals import Owed, Proposal
@@ -320,3 +321,10 @@ def test_a_command_for_a_newer_machine_waits_and_is_not_skipped() -> None:
     rig.entries.add_own(encode_system("skip", 1, 0))
     rig.apply()
     assert rig.core.applied == 0
+
+
+@pytest.mark.parametrize(("first", "end"), [((3, 0), (9, 0)), ((0, 0), (5, 0)), ((5, 0), (6, 0)), ((7, 1), (9, 2))])
+def test_a_release_is_bounded_to_a_range_whatever_it_names(first: tuple[int, int], end: tuple[int, int]) -> None:
+    """One that begins above its entry was reversed: an offline check called that damage."""
+    found = bounded(Context(7, 5, 1, 0, 1, 1), Release(Position(*first), Position(*end)))
+    assert found.first <= found.end <= (6, 0) and found.first <= first

@@ -78,7 +78,8 @@ class Rig:
         )  # fmt: skip
         self.member = SimpleNamespace(
             uid=UID, spec=SimpleNamespace(name="log"), raft=raft, machine=SimpleNamespace(version=1), flushed=applied,
-            resolves=True, liveness=Liveness(), wake=lambda: None,
+            resolves=True, liveness=Liveness(), wake=lambda: None, snapshot_index=0,
+            covered=lambda index, term, size: self._note("covered", index),
             proposals=SimpleNamespace(fail_proposed=lambda error: None),
             recover=lambda: None, raise_floor=lambda release: self._note("floor", release),
         )  # fmt: skip
@@ -313,3 +314,18 @@ async def test_a_chunk_that_is_damaged_here_is_pulled_anew(damage: str) -> None:
     await rig.offer((1, snapshot()))
     assert rig.outcome() == [(1, "")] and rig.receiver.installed == 1
     assert rig.books.rows[key] == bytes(snapshot().chunks[name])
+
+
+async def test_what_the_log_overtakes_while_it_is_stored_stands_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group's own snapshots up to there are no newer, and without one that stands for its log it never sleeps."""
+    rig = Rig()
+    store = rig.store_installed
+
+    async def overtaken(member: Any, found: Snapshot, encoded: Encoded) -> None:
+        await store(member, found, encoded)
+        member.raft.commit = member.raft.applied = INDEX
+
+    monkeypatch.setattr(rig, "store_installed", overtaken)
+    await rig.offer((1, snapshot()))
+    assert ("covered", INDEX) in rig.events and rig.outcome() == [(1, "")]
+    assert not [event for event in rig.events if event[0] in ("restore", "installed")]

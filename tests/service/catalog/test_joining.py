@@ -121,6 +121,9 @@ def test_what_is_of_a_join_is_refused_without_one(tmp_path: Path) -> None:
         assert found.exit_code == 2 and "--join" in found.stderr, more
     found = CliRunner().invoke(cli, ["serve", "--config", str(path), "--zone", "a"])
     assert found.exit_code == 2 and "catalog" in found.stderr
+    for zone in ("\udce9", "z" * 300, ""):
+        found = CliRunner().invoke(cli, ["serve", "--config", str(path), "--zone", zone])
+        assert found.exit_code == 2 and "zone is a text" in found.stderr, "it goes to the catalogue at each start"
 
 
 def test_a_node_that_has_moved_says_where_it_is(tmp_path: Path) -> None:

@@ -261,6 +261,8 @@ async def test_a_client_whose_machine_vanished_leaves_its_place() -> None:
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         )
         assert idle + interval * count <= 180
+        # It asks nothing of who is sent something and does not acknowledge it: who listens, each second.
+        assert asked(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
         nursery.cancel_scope.cancel()
 
 
