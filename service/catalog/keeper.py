@@ -466,11 +466,12 @@ class Keeper:
         """Finish creations of whose members a majority lives, and take those back of which none ever will again. The
         others wait: each would be asked for as long as anybody may take to answer, and what is imported was perhaps
         made long ago."""
-        gone = {number for number, known in nodes_of(catalog).rows if known.state in GONE}
+        live = self._here.live
+        # Who was declared dead and has returned is there, if nobody has let it in again yet.
+        gone = {number for number, known in nodes_of(catalog).rows if known.state in GONE} - live
         lost = [row.uid for row in late if len(gone & set(row.members)) * 2 >= len(row.members)]
         if lost:
             await self._doors.calls.change("logs", "undo", {"uids": lost[:REPORTS_MAX]})
-        live = self._here.live
         near = [row for row in late if len(live & set(row.members)) * 2 > len(row.members)]
         if near:
             await self._doors.finish(near[:FINISHED_MAX])

@@ -214,34 +214,25 @@ def test_a_member_that_others_deny_because_they_hear_the_leader_parks_until_ther
     assert any(m.kind == PREVOTE for m in network.said(3))
 
 
-def test_a_parked_member_is_roused_by_one_that_hears_no_leader_any_more() -> None:
+@pytest.mark.parametrize(
+    ("kind", "term", "reject", "why"),
+    [
+        (PREVOTE, 2, False, "2 has no leader, and its log is too short to be elected"),
+        (VOTE_REPLY, 1, True, "2 shows itself (`election.show`): it may not lead, and never asks for votes"),
+    ],
+)
+def test_a_parked_member_is_roused_by_one_that_hears_no_leader_any_more(
+    kind: int, term: int, reject: bool, why: str
+) -> None:
     raft = make(3, terms=(1,))
     for _ in range(60):
         raft.tick()
         for m in drain(raft):
             if m.to == 2:
                 raft.step(Message(PREVOTE_REPLY, UID, 3, 2, 1, m.term, context=HEARS, reject=True))
-    assert raft.is_quiet and raft.role == FOLLOWER and not drain(raft)
-    raft.step(Message(PREVOTE, UID, 3, 2, 2, 0, 0))
-    assert not raft.is_quiet, "2 has no leader, and its log is too short to be elected"
-    asked = []
-    for _ in range(40):
-        raft.tick()
-        asked += [m.to for m in drain(raft) if m.kind == PREVOTE]
-    assert 2 in asked
-
-
-def test_a_parked_member_is_roused_by_a_voter_that_may_not_lead_and_asks_who_does() -> None:
-    raft = make(3, terms=(1,))
-    for _ in range(60):
-        raft.tick()
-        for m in drain(raft):
-            if m.to == 2:
-                raft.step(Message(PREVOTE_REPLY, UID, 3, 2, 1, m.term, context=HEARS, reject=True))
-    assert raft.is_quiet and not drain(raft)
-    # `election.show`: 2 hears no leader any more, and never asks for votes itself.
-    raft.step(Message(VOTE_REPLY, UID, 3, 2, raft.term, reject=True))
-    assert not raft.is_quiet and raft.ready() is not None, "or the host never ticks it again"
+    assert raft.is_quiet and raft.role == FOLLOWER and raft.term == 1 and not drain(raft)
+    raft.step(Message(kind, UID, 3, 2, term, reject=reject))
+    assert not raft.is_quiet and raft.ready() is not None, why
     asked = []
     for _ in range(40):
         raft.tick()

@@ -193,19 +193,20 @@ async def test_creations_whose_members_are_away_wait_and_hold_up_nobody(monkeypa
     async def finish(rows: Sequence[Any]) -> None:
         told.append(("finish", [row.uid for row in rows]))
 
-    states = {1: ACTIVE, 2: ACTIVE, 3: SILENT, 4: DEAD, 5: REMOVED, 6: ACTIVE}
-    members = {11: (3, 6, 7), 12: (1, 3, 6), 13: (1, 4, 5), 14: (1, 4), 15: (1, 2, 4)}
+    states = {1: ACTIVE, 2: ACTIVE, 3: SILENT, 4: DEAD, 5: REMOVED, 6: ACTIVE, 8: DEAD}
+    members = {11: (3, 6, 7), 12: (1, 3, 6), 13: (1, 4, 5), 14: (1, 4), 15: (1, 2, 4), 16: (1, 4, 8)}
     rows = [Log(f"g{uid}", uid, "log", {}, some, 0, MAKING, 1) for uid, some in members.items()]
     monkeypatch.setattr(keeping, "FINISH_S", -1.0)
     monkeypatch.setattr(keeping, "logs_of", lambda catalog: SimpleNamespace(going_on=lambda: rows))
     monkeypatch.setattr(
         keeping, "nodes_of", lambda catalog: SimpleNamespace(rows=Rows({n: a_node(one) for n, one in states.items()}))
     )
-    here: Any = SimpleNamespace(cluster="c", node_id=1, live={1, 2, 6})
+    # Of the dead, 8 has returned.
+    here: Any = SimpleNamespace(cluster="c", node_id=1, live={1, 2, 6, 8})
     calls = SimpleNamespace(change=change, leads=lambda: True)
     keeper = Keeper(here, cast(Any, SimpleNamespace(calls=calls, registry=None, finish=finish)))
     await keeper._let_go(cast(Any, None))
-    assert told == [("logs", "undo", {"uids": [13, 14]}), ("finish", [12, 15])]
+    assert told == [("logs", "undo", {"uids": [13, 14]}), ("finish", [12, 15, 16])]
 
 
 class Leading:
