@@ -63,13 +63,15 @@ def test_its_members_are_its_own_business(ask: Ask) -> None:
 def test_every_failure_says_what_it_is_in_json(ask: Ask) -> None:
     ask("create", "shared")
     ask("create", "alone", "--members", "2")
-    follower = min({1, 2, 3} - {ask("describe", "shared")["leader"]})
+    ask("transfer", "shared", "--to", "2")
     for words, why in (
         ("members add shared --node 77", "shared: node 77 is not one of this cluster's"),
         ("forget --node 9", "node 1: "),
         ("members remove alone --node 2", "alone: node 2 is its last voter"),
         ("drain --node 2", "alone: node 2 is its only voter"),
-        (f"campaign shared --node {follower} --wait 0", f"node {follower} does not lead shared"),
+        ("campaign shared --node {follower} --wait 0", "node {follower} does not lead shared"),
     ):
-        error = ask(*words.split(), code=1)["error"]
-        assert error["code"] == "failed" and why in error["message"], words
+        # Which it is by now: a drain that failed for one log has moved the leaderships of the others.
+        follower = min({1, 2, 3} - {ask("describe", "shared")["leader"]})
+        error = ask(*words.format(follower=follower).split(), code=1)["error"]
+        assert error["code"] == "failed" and why.format(follower=follower) in error["message"], words
