@@ -27,7 +27,7 @@ from logyard.engine.replica.build import MakeCore, make_raft
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import CATALOG_ANSWER, CATALOG_ASK, CATALOG_VIEW, without_body
 from logyard.engine.transport.config import TransportConfig
-from logyard.engine.transport.handler import PeerStatus, no_peer
+from logyard.engine.transport.handler import PeerStatus, no_peer, was_removed
 from logyard.engine.transport.peers import Peers
 from logyard.engine.transport.reactor import reactor
 from logyard.engine.types import Buffer
@@ -275,7 +275,6 @@ class Node:
             lambda: {"directory": own.origin.directory, "epoch": own.epoch, "versions": dict(keeper.VERSIONS), **said},
             system.names, system.members,
             system.has, system.live, configured, lambda: _denied(self.node_id, system.peers.status()),
-            lambda uid: uid in system.host.replica_gc.departed,
         )  # fmt: skip
         change = self.membership.change_membership
         asleep = sleepers.Sleepers(self.node_id, sleepers.Groups(system.quiescence.table, system.find, system.spec))
@@ -399,8 +398,10 @@ async def _no_catalog(*what: object) -> Any:
 
 
 def _denied(node: int, peers: Sequence[PeerStatus]) -> bool:
-    """Return whether there are other nodes, and all say that a node is no peer of theirs."""
-    return bool(peers) and all(not one.up and no_peer(node, one.node) in one.error for one in peers)
+    """Return whether all other nodes say that a node is no peer of theirs, and some that it was removed."""
+    return all(not one.up and no_peer(node, one.node) in one.error for one in peers) and any(
+        was_removed(node, one.node) in one.error for one in peers
+    )
 
 
 def _addresses(config: NodeConfig, known: Mapping[int, Place], proof: bool) -> dict[int, Address]:
@@ -466,8 +467,7 @@ async def serve(config: NodeConfig, *, task_status: trio.TaskStatus[Node] = trio
                         door.introduce(number, client)
 
                 network = peers if isinstance(peers, Peers) else None
-                begun = {*config.peers, *config.clients} - {config.id}
-                places = Places(known, network, partial(_store, system.storage.meta_batch), tell, begun)
+                places = Places(known, network, partial(_store, system.storage.meta_batch), tell)
                 keeper_ = node.keep_catalogue(said(config), config.nodes, places.meet, places.part)
                 await nursery.start(keeper_.run)
             if config.metrics_listen is not None:

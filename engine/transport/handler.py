@@ -49,6 +49,11 @@ def no_peer(node: int, of: int) -> str:
     return f"node {node} is no peer of node {of}"
 
 
+def was_removed(node: int, of: int) -> str:
+    """Return what a node is told that dials one which was told to know it no more."""
+    return f"{no_peer(node, of)} any more: it was removed"
+
+
 class PeerStatus(NamedTuple):
     """One peer for operators. Queues in bytes, drops in frames since the start; `error` is the last one, or empty;
     `outdated` why its data directory is refused; `sync_us` the time of a sync of its disk, `slow`: it holds that for

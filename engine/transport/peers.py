@@ -37,7 +37,7 @@ from .frame import (
     encode_renewal,
     parse_header,
 )
-from .handler import Handler, PeerStatus, no_peer
+from .handler import Handler, PeerStatus, no_peer, was_removed
 from .link import Address, Guard, Link, Stream, dial, receive
 from .listener import Listener
 from .liveness import NO_VITALS, Liveness
@@ -150,6 +150,7 @@ class Peers:
         )
         self._nursery: trio.Nursery | None = None
         self._peers: dict[int, _Peer] = {}
+        self._removed: set[int] = set()
         for node, address in addresses.items():
             if node != node_id:
                 self.add_peer(node, address)
@@ -186,13 +187,15 @@ class Peers:
             if known.address == address:
                 return
             self.remove_peer(node)
+        self._removed.discard(node)
         self.liveness.add(node)
         peer = self._peers[node] = _Peer(node, address, self.config, self._on_drained)
         if self._nursery is not None:
             self._start(peer)
 
     def remove_peer(self, node: int) -> None:
-        """Close every connection with `node` and refuse it from now on."""
+        """Close every connection with `node`, refuse it from now on, and tell it so."""
+        self._removed.add(node)
         peer = self._peers.pop(node, None)
         if peer is None:
             return
@@ -370,7 +373,10 @@ class Peers:
                 f"this is node {self.node_id} of cluster {self.cluster_id!r}, not node {expected} of {cluster!r}"
             )
         if node not in self._peers:
-            raise WrongIdentity(no_peer(node, self.node_id))
+            raise self._unknown(node)
+
+    def _unknown(self, node: int) -> WrongIdentity:
+        return WrongIdentity((was_removed if node in self._removed else no_peer)(node, self.node_id))
 
     def _hello(self, node: int, lane: int) -> Hello:
         directory, epoch, start, written = self.origin
@@ -383,7 +389,7 @@ class Peers:
         node, peer = theirs.node, self._peers.get(theirs.node)
         if peer is None:
             # It was removed while it answered.
-            raise WrongIdentity(no_peer(node, self.node_id))
+            raise self._unknown(node)
         first_proof = theirs.proved and not peer.proved
         if peer.proved and not theirs.proved:
             raise WrongIdentity(f"node {node} has proved itself before: who does not is somebody else")

@@ -130,9 +130,7 @@ class Here(NamedTuple):
     configured: Collection[int]
     """The nodes of its configuration, this one among them."""
     denied: Callable[[], bool] = lambda: False
-    """Whether every other node refuses this one as none of the cluster's."""
-    left: Callable[[int], bool] = lambda uid: False
-    """Whether this node had a member of a group, which had to go."""
+    """Whether every other node refuses this one as none of the cluster's, as it was removed."""
 
 
 class Doors(NamedTuple):
@@ -204,14 +202,12 @@ class Keeper:
 
     @property
     def removed(self) -> str:
-        """Return that this node was removed, and what to do, as its own copy says, or all others by refusing it, which
-        that copy counts, or, without a copy, whoever it told who it is, or that its copy had to go and all others
-        refuse it; nothing else."""
+        """Return that this node was removed, and what to do, as its own copy says, or all others by refusing it, or,
+        without a copy, whoever it told who it is; nothing else."""
         here, catalog = self._here, self.catalog
         row = None if catalog is None else nodes_of(catalog).rows.get(here.node_id)
-        out = self._is_unwanted or (here.left(self.uid) and here.denied())
-        gone = out if row is None else row.state == REMOVED or here.denied()
-        return _removed(here.node_id) if gone else ""
+        gone = self._is_unwanted if row is None else row.state == REMOVED
+        return _removed(here.node_id) if gone or here.denied() else ""
 
     def check(self, nodes: Collection[int] = ()) -> None:
         """Raise `Refused` where this node, or one of `nodes`, was removed from the cluster."""

@@ -6,7 +6,7 @@ A node's configuration is where it begins; what the catalogue says later counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -41,8 +41,7 @@ class Place(NamedTuple):
 
 class Places:
     """The other nodes' places, as this node has them. `store` makes rows of the meta store durable; `tell(node,
-    client)` has clients told of an address, or of none. A node that dials nobody has no `network`. `begun`: the nodes
-    of this one's configuration."""
+    client)` has clients told of an address, or of none. A node that dials nobody has no `network`."""
 
     def __init__(
         self,
@@ -50,13 +49,12 @@ class Places:
         network: Network | None,
         store: Callable[[Sequence[tuple[bytes, bytes]]], Awaitable[None]],
         tell: Callable[[int, str], None],
-        begun: Iterable[int] = (),
     ) -> None:
         self._known = dict(known)
         self._network = network
         self._store = store
         self._tell = tell
-        self._begun = set(begun)
+        self._parted: set[int] = set()
 
     async def meet(self, node: int, peer: str, client: str) -> None:
         """Take note of a node's addresses: durable first, then used."""
@@ -67,19 +65,20 @@ class Places:
         known = {**self._known, node: place}
         await self._store([encode(known)])
         self._known = known
+        self._parted.discard(node)
         if self._network is not None:
             self._network.add_peer(node, reachable)
         self._tell(node, client)
 
     async def part(self, node: int) -> None:
-        """Know a node no more."""
-        if node not in self._known and node not in self._begun:
+        """Know a node no more, one of the configuration included."""
+        if node in self._parted:
             return
         if node in self._known:
             known = {other: place for other, place in self._known.items() if other != node}
             await self._store([encode(known)])
             self._known = known
-        self._begun.discard(node)
+        self._parted.add(node)
         if self._network is not None:
             self._network.remove_peer(node)
         self._tell(node, "")

@@ -264,7 +264,7 @@ async def test_removed_peers_are_refused_until_they_are_added_again() -> None:
         assert a.peers.live == {1} and a.recorder.downs == [2]
         await b.until(lambda: b.recorder.downs == [1])
         with trio.fail_after(5):
-            while "no peer" not in b.peers.status()[0].error:
+            while "node 2 is no peer of node 1 any more: it was removed" not in b.peers.status()[0].error:
                 await trio.testing.wait_all_tasks_blocked(0.01)
         a.peers.add_peer(2, b.peers.address)
         await a.until(lambda: a.recorder.ups == [2, 2] and a.peers.live == {1, 2})

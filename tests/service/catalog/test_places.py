@@ -65,14 +65,14 @@ async def test_what_could_not_be_stored_is_done_at_the_next_look() -> None:
 
 
 async def test_a_node_of_the_configuration_that_was_removed_is_gone_after_a_start_as_well() -> None:
-    """It stands in [peers] still, and is stored no more."""
+    """It stands in [peers] still, or dials as none of the cluster, and is stored no more."""
     done: list[Any] = []
 
     async def store(found: Any) -> None:
         done.append("stored")
 
     network = SimpleNamespace(remove_peer=lambda node: done.append(("left", node)))
-    places = Places({}, cast(Any, network), store, lambda *what: done.append(("told", *what)), {3})
+    places = Places({}, cast(Any, network), store, lambda *what: done.append(("told", *what)))
     for _ in range(2):
         await places.part(3)
     assert done == [("left", 3), ("told", 3, "")]
