@@ -22,7 +22,7 @@ POLL_RECORDS = 1000
 POLL_BYTES = 4 << 20
 POLL_WAIT_S = 5.0
 """The longest a server is asked to wait; longer waits are several polls, so that a dead connection is noticed."""
-ANSWER_S = 0.1
+ANSWER_S = 1.0
 """For an answer on its way, of the time that a caller waits."""
 BODY_BYTES = 8 << 20
 """A body is read in ranges of at most this many bytes."""

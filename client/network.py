@@ -597,6 +597,8 @@ class Network(AdminVerbs):
             for lane in [lane for lane in self._held if lane.held_until <= now]:
                 self._held.discard(lane)
                 lane.unmark()
+                # What this turn comes too late for is not sent any more: nobody could say what became of it.
+                lane.expire(now)
                 self.kick(lane)
             if now >= scan:
                 scan = now + TICK_S

@@ -400,6 +400,9 @@ class Yard(AdminVerbs, TopicVerbs):
         if delay:
             # A blocking client has nothing else to do in a back-off.
             threading.Event().wait(delay)
+            if time.monotonic() + ATTEMPT_S > retry.deadline:
+                # The machine stood still: asked again it could not be answered in time, and nobody knew of what.
+                raise error
 
     def _take(self, address: tuple[str, int], deadline: float) -> Connection:
         with self._lock:

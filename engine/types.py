@@ -33,6 +33,11 @@ def times_forced(place: int) -> int:
     return place >> INDEX_BITS
 
 
+def draw_uid() -> int:
+    """Return a new group's uid: all of its bits are drawn, as they pick who leads the group first."""
+    return int.from_bytes(os.urandom(8), "little") or 1
+
+
 def draw_batch() -> int:
     """Return the first uid of a batch: the others are next to it, so that their rows are next to one another, too."""
     return int.from_bytes(os.urandom(8), "little") >> BATCH_BITS << BATCH_BITS or 1 << BATCH_BITS

@@ -40,6 +40,9 @@ SMALL: dict[str, Any] = {
     "disk_reserve_bytes": MIB,
     "generation_bytes": 16 * MIB,
     "generation_transaction_bytes": MIB,
+    # All nodes are one process here: a disk that stands still for a moment is no reason to take leaderships from one.
+    "disk_stall_ms": 600_000,
+    "disk_slow_ms": 0,
     "tick_ms": 5,
     "liveness_interval_ms": 20,
     "liveness_timeout_ms": 120,

@@ -36,6 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # As under nohup.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     share_ports(os.environ.get("PYTEST_XDIST_WORKER", ""))
     os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:

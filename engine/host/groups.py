@@ -10,7 +10,6 @@ message names a group it does not know, and is told of a deletion when it speaks
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
@@ -36,7 +35,7 @@ from ..transport.blobs import (
     UNKNOWN_GROUPS,
     SendBlob,
 )
-from ..types import BATCH_BITS, FORCED_TERMS, Spec, draw_batch
+from ..types import BATCH_BITS, FORCED_TERMS, Spec, draw_batch, draw_uid
 from .replica_gc import ReplicaGC
 
 log = logging.getLogger(__name__)
@@ -320,7 +319,7 @@ class GroupRegistry:
         if unknown:
             raise BadRequest(f"group {name!r} names nodes {unknown}, which this node has no address for")
         machine, arguments = str(request.get("machine") or "log"), dict(request.get("arguments") or {})
-        spec = Spec(int.from_bytes(os.urandom(8), "little") | 1, name, machine, arguments, voters, now)
+        spec = Spec(draw_uid(), name, machine, arguments, voters, now)
         self._check_foreign(spec)
         return spec
 

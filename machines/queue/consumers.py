@@ -65,7 +65,7 @@ class Consumer:
     @property
     def room(self) -> int:
         """Messages it may get now."""
-        if self.bytes >= self.credit_bytes and self.messages:
+        if self.bytes > self.credit_bytes and self.messages:
             return 0
         return max(0, self.credit - self.messages) if self.auto else self.credit
 

@@ -407,6 +407,16 @@ class QueueState:
 
     def _deal(self, consumers: list[Consumer], dead: bool) -> None:
         given: dict[tuple[int, int], list[Held]] = {}
+        while self._deal_once(consumers, dead, given):
+            """Who had no room for what was next then may have some for what is next now."""
+        for key, held in given.items():
+            self.counts["delivered"] += sum(one.run.count for one in held)
+            self.at(held[0].deadline)
+            self.effects += deliveries(self.consumers[key], held, held[0].tag)
+
+    def _deal_once(self, consumers: list[Consumer], dead: bool, given: dict[tuple[int, int], list[Held]]) -> bool:
+        """Hand out what waits, to those of the highest priority first; return whether there is reason to go on."""
+        went = left_out = False
         for priority in sorted({one.priority for one in consumers}, reverse=True):
             equals = [one for one in consumers if one.priority == priority]
             equals.sort(key=lambda one: (one.serial <= self.served[dead], one.serial))
@@ -414,11 +424,9 @@ class QueueState:
                 equals = [one for one in equals if one.room]
                 share = max(1, waiting // len(equals)) if equals else 0
                 # Who has no room for the next message, large as it is, gets nothing more in this round.
-                equals = [one for one in equals if self._give(one, share, dead, given)]
-        for key, held in given.items():
-            self.counts["delivered"] += sum(one.run.count for one in held)
-            self.at(held[0].deadline)
-            self.effects += deliveries(self.consumers[key], held, held[0].tag)
+                fed = [one for one in equals if self._give(one, share, dead, given)]
+                went, left_out, equals = went or bool(fed), left_out or len(fed) < len(equals), fed
+        return went and left_out
 
     def _give(self, consumer: Consumer, share: int, dead: bool, given: dict[tuple[int, int], list[Held]]) -> bool:
         """Give a consumer up to `share` messages; return False when it got none."""

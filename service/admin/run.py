@@ -110,9 +110,10 @@ async def bring(yard: AdminVerbs, goal: Goal, name: str, targets: Targets, patie
             if step.kind == REFUSE:
                 raise GaveUp(step.why)
             if step.kind in (CHANGE, TRANSFER):
-                why = "it goes on changing"
+                # Also what was refused may have been done: its answer was lost to an election.
+                why, touched = "it goes on changing", True
                 await _perform(yard, name, step)
-                touched, pauses = True, _pauses()
+                pauses = _pauses()
                 if trio.current_time() < deadline:
                     continue
             else:

@@ -9,11 +9,10 @@ that nobody finished.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from logyard.engine.types import Spec, draw_batch
+from logyard.engine.types import Spec, draw_batch, draw_uid
 from logyard.machines.catalog.logs import LIVE, MAKING, UNDOING, Log
 from logyard.protocol.errors import Busy, GroupExists, LogyardError, classes
 
@@ -55,10 +54,7 @@ class Births:
         wait for its members to let it go."""
         for request in requests:
             self._registry.check(request)
-        wanted = [
-            {**request, "members": sorted(set(request["members"])), "uid": int.from_bytes(os.urandom(8), "little") | 1}
-            for request in requests
-        ]
+        wanted = [{**request, "members": sorted(set(request["members"])), "uid": draw_uid()} for request in requests]
         return (await self._create(wanted, False))[0]
 
     async def create_batch(

@@ -419,6 +419,9 @@ class Keeper:
             if row is not None and row.seen >= found[1] and row.state not in (MAKING, UNDOING):
                 self._reported[uid] = mark
             elif row is not None:
+                if not row.seen and len(found[2]) != len(row.members):
+                    # What was made comes first: that an operator has changed it since would not be seen.
+                    reports.append((uid, 1, row.members, ()))
                 reports.append(found)
             else:
                 imports.append(_imported(member.spec, *found[1:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -194,6 +195,24 @@ async def test_what_stays_busy_fails_as_busy_in_time() -> None:
         cluster.nodes[1].busy = 1 << 30
         with trio.fail_after(5), pytest.raises(errors.Busy):
             await log.append(b"x", timeout=0.5)
+
+
+async def test_what_a_late_turn_finds_past_its_time_is_not_sent() -> None:
+    """The machine stood still over the end of a back-off: it was sent, and given up in the same turn as unknown."""
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("a", [1], 1)
+        log = yard.log("a")
+        await log.append(b"x")
+        cluster.nodes[1].busy = 1 << 30
+        yard.timeout = 0.5
+        pending = log.append_nowait(b"y")
+        (lane,) = yard.lanes
+        with trio.fail_after(10):
+            while not lane.held_until:
+                await trio.lowlevel.checkpoint()
+            threading.Event().wait(1.5)
+            with pytest.raises(errors.Busy):
+                await pending.wait()
 
 
 async def test_a_dead_leader_is_replaced_and_what_was_cut_is_sent_again() -> None:
@@ -450,8 +469,9 @@ async def test_a_group_without_a_leader_is_not_unknown_whoever_is_asked_last(ord
 
 
 async def test_what_is_told_of_an_append_that_is_late_may_use_another_log() -> None:
-    async with fake_cluster() as cluster, connect(seeds(cluster), timeout=0.2, exactly_once=False) as yard:
+    async with fake_cluster() as cluster, connect(seeds(cluster), exactly_once=False) as yard:
         await yard.create("orders", members=[1, 2, 3])
+        yard.timeout = 0.2
         cluster.nodes[1].silent = True
         given, told = yard.log("orders").append_nowait(b"lost"), trio.Event()
 
@@ -511,15 +531,16 @@ async def test_silence_is_no_failure_however_little_time_an_answer_has() -> None
     async with fake_cluster() as cluster, connect(seeds(cluster), timeout=0.4) as yard:
         await yard.create("orders", members=[1, 2, 3])
         log = yard.log("orders")
-        assert not len(await log.poll(0, wait=0.6))
         polls: list[float] = []
         asked = cluster.nodes[1].poll
 
-        async def counted(*arguments: Any) -> Any:
-            polls.append(arguments[4])
-            return await asked(*arguments)
+        async def counted(name: str, offset: int, records: int, size: int, wait_s: float, *more: Any) -> Any:
+            """Nothing, at once: what it was asked to wait is looked at."""
+            polls.append(wait_s)
+            return await asked(name, offset, records, size, 0.0, *more)
 
         cluster.nodes[1].poll = counted  # type: ignore[method-assign,assignment]
+        assert not len(await log.poll(0, wait=0.6))
         records = log.records(0, follow=True)
         async with trio.open_nursery() as nursery:
 
@@ -531,6 +552,7 @@ async def test_silence_is_no_failure_however_little_time_an_answer_has() -> None
 
             with trio.fail_after(30.0):
                 assert (await records.__anext__()).metadata == b"at last"
+        assert max(polls) == 0.2, "half of it is left for the answer"
         await records.aclose()  # type: ignore[attr-defined]
 
 

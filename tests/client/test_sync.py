@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -116,6 +118,26 @@ def busy_for_good(servers: list[str], cluster: FakeCluster) -> None:
         cluster.nodes[1].busy = 1 << 30
         with pytest.raises(errors.Busy):
             log.append(b"x", timeout=0.5)
+
+
+async def test_what_comes_late_out_of_a_back_off_is_refused_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine stood still: it was sent once more, with no time for an answer, and nobody knew what became of it."""
+
+    class Late(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return super().wait((timeout or 0.0) + 1.0)
+
+    def work(servers: list[str]) -> None:
+        with connect_sync(servers) as yard:
+            yard.log("a").append(b"x")
+            cluster.nodes[1].busy = 1 << 30
+            monkeypatch.setattr("logyard.client.sync.threading", SimpleNamespace(Event=Late))
+            with pytest.raises(errors.Busy):
+                yard.log("a").append(b"x", timeout=0.5)
+
+    async with fake_cluster(1) as cluster:
+        cluster.create("a", [1], 1)
+        await in_thread(work, list(cluster.addresses.values()))
 
 
 def append_one(servers: list[str], timeout: float, retry: bool = True) -> None:

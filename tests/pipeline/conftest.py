@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logyard.client.sync import Yard, connect_sync
-from logyard.pipeline import local_session
+from logyard.pipeline import local_session, network, stream
+from logyard.pipeline.jobs import audit_cluster
 from logyard.service.local_cluster import LocalCluster
 
 if TYPE_CHECKING:
@@ -21,6 +22,18 @@ def spark() -> Iterator[SparkSession]:
     found = local_session("tests", memory="1g")
     yield found
     found.stop()
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A node that a busy machine has stand still is waited for, and one that a test stopped is forgotten after it."""
+    for module in (network, audit_cluster):
+        monkeypatch.setattr(module, "NODE_PATIENCE_S", 30.0)
+    for name in ("LEADER_PATIENCE_S", "HINT_PATIENCE_S"):
+        monkeypatch.setattr(stream, name, 30.0)
+    network.SILENT.clear()
+    yield
+    network.SILENT.clear()
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,35 @@ from logyard.client.sync import Yard
 from logyard.pipeline.network import NetworkSource, preferred
 from logyard.pipeline.schema import arrow_schema
 from logyard.pipeline.sources import LogInfo, Reading, Wanted
+from logyard.protocol.errors import LogyardError, UnknownGroup
 
 
 def reach(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Look until something outside of this process is so."""
+    """Look until something outside of this process is so. A node that knows no such log may only not have it yet."""
     pause, deadline = threading.Event().wait, time.monotonic() + timeout_s
-    while not condition():
+
+    def holds() -> bool:
+        try:
+            return condition()
+        except UnknownGroup:
+            return False
+
+    while not holds():
         assert time.monotonic() < deadline, "it never was so"
         pause(0.02)
+
+
+def lead(yard: Yard, name: str, node: int) -> None:
+    """Have a node lead a log: refused while that stands still, which a busy machine has it do, it is asked again."""
+
+    def led() -> bool:
+        try:
+            yard.transfer(name, node)
+        except LogyardError:
+            return False
+        return True
+
+    reach(led)
 
 
 def fill(yard: Yard, names: Iterable[str], records: int, body: bytes | None = b"x" * 50) -> None:

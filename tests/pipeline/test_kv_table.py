@@ -21,6 +21,7 @@ from logyard.protocol.kv import KEY_BYTES_MAX, Delete, Put
 from logyard.service.local_cluster import LocalCluster
 
 from ..source_tree import ROOT
+from .support import reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,6 +157,7 @@ def test_a_group_that_was_made_anew_is_another_one(given: dict[str, str], yard: 
     batch = KvReader(parse_kv(given))
     tasks = batch.partitions()
     yard.delete(group)
+    reach(lambda: group not in {row["name"] for row in yard.list()})
     yard.create(group, machine="kv")
     for number in range(5):
         yard.kv(group).put(b"other", b"%d" % number)

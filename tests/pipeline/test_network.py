@@ -26,14 +26,18 @@ from logyard.pipeline.sources import LogInfo, Reading
 from logyard.protocol.errors import Busy, LogyardError, UnknownGroup
 from logyard.service.local_cluster import LocalCluster
 
-from .support import fill, reach, read, whole
+from .support import fill, lead, reach, read, whole
 
 ALL = Reading(payloads=True, verify=True)
 
 
+# Who takes another one for dead wakes its logs; and nobody dies here.
+LIMITS = {"hibernate_after_ms": 300, "liveness_timeout_ms": 30_000}
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("yard"), 3, limits={"hibernate_after_ms": 300}) as found:
+    with LocalCluster(tmp_path_factory.mktemp("yard"), 3, limits=LIMITS) as found:
         found.start()
         yield found
 
@@ -219,7 +223,7 @@ def test_a_new_leader_in_the_middle_of_a_read(
         if number % 10 == 5:
             info = infos[number // 10 % 4]
             leader = int(yard.describe(info.name)["leader"])
-            yard.transfer(info.name, leader % 3 + 1)
+            lead(yard, info.name, leader % 3 + 1)
     assert seen == {name: list(range(200)) for name in names}
 
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,6 @@ from logyard.service.local_cluster import LocalCluster
 from .support import fill, reach
 
 PATIENCE_S = 0.5
-
-
-@pytest.fixture(autouse=True)
-def nobody_is_silent() -> Iterator[None]:
-    network.SILENT.clear()
-    yield
-    network.SILENT.clear()
 
 
 def asked_of(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object] = lambda node: None) -> list[int]:

@@ -38,12 +38,15 @@ from logyard.protocol.records import Record
 from logyard.service.local_cluster import LocalCluster
 from tests.source_tree import ROOT
 
+from .support import reach
+
 Row = tuple[str, bytes, bytes | None]
 NUMBERS = count()
 STEPS = (
     "mid-write", "after-write", "before-commit", "after-manifest", "mid-fan-out", "before-done", "before-truncation",
     "after-truncation",
 )  # fmt: skip
+
 BOTH = ("exactly-once", "exactly-once-direct")
 
 
@@ -258,6 +261,7 @@ def test_a_majority_that_stays_away_ends_a_batch_in_time_and_a_restart_finishes_
         monkeypatch.setattr(core, "HOOK", hook)
         with pytest.raises(LogyardError) as failed:
             query.do(1, batches[1])
+        assert stopped, failed.value
         assert not isinstance(failed.value, SinkError) and time.monotonic() - stopped[0] < 20
     if step in ("before-commit", "mid-write") and guarantee == "exactly-once":
         check(yard, batches[:1])
@@ -572,6 +576,7 @@ def test_a_stage_that_is_deleted_while_a_task_writes_to_it_fails_the_task(
         if step == "after-write":
             monkeypatch.setattr(core, "HOOK", None)
             yard.delete(f"sink-{query.number}.stage-0")
+            reach(lambda: f"sink-{query.number}.stage-0" not in {row["name"] for row in yard.list()})
 
     monkeypatch.setattr(core, "HOOK", hook)
     with pytest.raises(SinkError, match="was deleted while this task wrote to it"):

@@ -10,7 +10,7 @@ import pytest
 from logyard.client.sync import Yard, connect_sync
 from logyard.service.local_cluster import LocalCluster
 
-from .support import fill, reach
+from .support import fill, lead, reach
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,7 +134,7 @@ def test_leaders_change_while_spark_reads(spark: SparkSession, cluster: LocalClu
         while not done.is_set():
             for name in names:
                 leader = int(yard.describe(name)["leader"])
-                yard.transfer(name, leader % 3 + 1)
+                lead(yard, name, leader % 3 + 1)
                 moved.append(name)
 
     shaker = threading.Thread(target=shake)
@@ -170,7 +170,7 @@ def test_a_task_that_fails_says_which_log_and_what(spark: SparkSession, tmp_path
         cluster.start()
         with connect_sync(cluster.addresses) as yard:
             fill(yard, ["lone"], 5)
-        df = load(spark, cluster, subscribe="lone", timeoutSeconds="1")
+        df = load(spark, cluster, subscribe="lone", timeoutSeconds="5")
         assert df.count() == 5
     with pytest.raises(Exception, match="cannot reach 127"):
         df.count()

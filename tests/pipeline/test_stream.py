@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from logyard.client.sync import Yard, connect_sync
-from logyard.pipeline import network
 from logyard.pipeline.datasource import LogyardDataSource
 from logyard.pipeline.errors import DataLoss
 from logyard.pipeline.partitions import Weighed, pack, spread
@@ -23,14 +21,7 @@ from logyard.protocol.errors import LogyardError
 from logyard.service.local_cluster import LocalCluster
 
 from .plain_query import Killed, PlainQuery, Rows
-from .support import fill, reach
-
-
-@pytest.fixture(autouse=True)
-def nobody_is_silent() -> Iterator[None]:
-    network.SILENT.clear()
-    yield
-    network.SILENT.clear()
+from .support import fill, lead, reach
 
 
 class Table:
@@ -108,7 +99,7 @@ def test_a_replay_reads_the_same_whoever_leads_and_however_many_nodes_live(
     number = len(table.batches) - 1
     tasks = query.tasks(query.offset(number - 1), query.offset(number))
     for name in names:
-        yard.transfer(name, int(yard.describe(name)["leader"]) % 3 + 1)
+        lead(yard, name, int(yard.describe(name)["leader"]) % 3 + 1)
         yard.log(name).append_many([(b"later", None)] * 10)
         # What only a dead leader knows to be committed is in a batch once there is another one.
         applied(yard, name, 310)
@@ -131,7 +122,7 @@ def test_tasks_that_are_cut_by_who_leads_are_caught_by_a_replay(
     names = [f"planted-{n}" for n in range(6)]
     fill(yard, names, 300)
     for name in names:
-        yard.transfer(name, 1)
+        lead(yard, name, 1)
 
     def by_leaders(reader: StreamReader, start: Any, end: Any) -> list[Any]:
         ranges = between(parse_offset(start), parse_offset(end)).ranges
@@ -145,7 +136,7 @@ def test_tasks_that_are_cut_by_who_leads_are_caught_by_a_replay(
     query.available_now()
     (query.commits / "0").unlink()
     for name in names[::2]:
-        yard.transfer(name, 3)
+        lead(yard, name, 3)
     reach(lambda: all(yard.describe(name)["leader"] == 3 for name in names[::2]))
     with pytest.raises(AssertionError, match="the same rows in the same places"):
         PlainQuery(tmp_path, given(cluster, subscribePattern="planted-.*"), table).available_now()

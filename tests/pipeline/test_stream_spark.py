@@ -11,7 +11,7 @@ import pytest
 from logyard.client.sync import Yard
 from logyard.service.local_cluster import LocalCluster
 
-from .support import fill, reach
+from .support import fill, lead, reach
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +77,7 @@ def test_batches_restarts_and_the_cheapest_replay(
     assert behind[:3] == [170, 40, 0] and query.recentProgress[0]["numInputRows"] == 130
     # The last entry of the commit log is gone, leaders have moved, there is more, tasks would be others by now.
     for name in names:
-        yard.transfer(name, int(yard.describe(name)["leader"]) % 3 + 1)
+        lead(yard, name, int(yard.describe(name)["leader"]) % 3 + 1)
     fill(yard, ["flow-4"], 50)
     (tmp_path / "commits" / "2").unlink()
     # Spark checks its files, and takes one without a checksum.

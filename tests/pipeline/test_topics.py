@@ -18,6 +18,7 @@ from logyard.protocol.topics import enveloped, opened_envelope
 from logyard.service.local_cluster import LocalCluster
 
 from .plain_query import PlainQuery, Rows
+from .support import reach
 
 
 def read(cluster: LocalCluster, **given: str) -> Rows:
@@ -66,6 +67,7 @@ def test_a_batch_has_the_records_of_partitions_and_their_keys(cluster: LocalClus
     both = read(cluster, subscribeTopic="orders, other.orders", includePayload="inline")
     assert seen(both) == wanted | others
     yard.log("orders.0").truncate(1)
+    reach(lambda: all(yard.log("orders.0").latest(node=node).start == 1 for node in (1, 2, 3)))
     rows = read(cluster, subscribeTopic="orders", failOnDataLoss="false", startingOffsets='{"orders.0": 0}')
     (gap,) = [row for row in rows if row["kind"] == "gap"]
     assert (gap["key"], gap["meta"], gap["offset"]) == (None, None, 0) and "payload" not in gap

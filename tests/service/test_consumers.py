@@ -166,7 +166,7 @@ async def test_the_command_line_goes_on_behind_the_fences_of_partitions_that_end
                 topic.shrink(1)
                 topic.send_many([(key, b"", b"after") for key in KEYS])
             words = ["consume", "orders", "--json", "--servers", ",".join(servers)]
-            for group, more in (("g", ["--wait", "2"]), ("h", ["--follow", "--count", str(len(KEYS) + 1)])):
+            for group, more in (("g", ["--wait", "5"]), ("h", ["--follow", "--count", str(len(KEYS) + 1)])):
                 # More comes when that is committed, and who reads an object that names an error may make nothing of it.
                 told = json.loads(CliRunner().invoke(cli, [*words, "--group", group, *more]).stdout)
                 assert told["ok"] and [one["payload"] for one in told["records"]] == ["before"] * len(KEYS)

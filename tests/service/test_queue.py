@@ -177,7 +177,7 @@ async def test_an_expired_lease_gives_the_message_to_somebody_else_and_a_late_ac
     async with served(tmp_path) as (_, _, yard):
         queue = yard.queue("q")
         await queue.publish(b"slow")
-        async with queue.consume(prefetch=1, lease=0.2) as slow, queue.consume(priority=-1) as other:
+        async with queue.consume(prefetch=1, lease=1.0) as slow, queue.consume(priority=-1) as other:
             (mine,) = await following(slow, 1)
             await slow.credit(0)
             (theirs,) = await following(other, 1)
@@ -345,7 +345,7 @@ async def test_a_blocking_consumer_that_is_closed_while_nobody_answers_leaves_no
 
 
 async def test_a_queue_that_nobody_uses_deletes_itself(tmp_path: Path) -> None:
-    async with served(tmp_path, 3, expires_ms=400) as (run, _, yard):
+    async with served(tmp_path, 3, expires_ms=2000) as (run, _, yard):
         queue = yard.queue("q")
         await queue.publish(b"for nobody")
         await until(lambda: not any("q" in one.system.names for one in run.nodes.values()), "gone on every node")
@@ -661,7 +661,7 @@ async def test_the_command_line_writes_what_it_acknowledges_whatever_ends_it(tmp
                 patch.setattr(queue_sync.Consumer, "get", breaking)
                 cut = ask(servers, "--count", "30")
             assert cut["error"]["code"] == ("not_leader" if how == "error" else "interrupted")
-            left = ask(servers, "--wait", "0.2")
+            left = ask(servers, "--count", "10", "--wait", "20")
             seen = [int(one["body"]) for found in (cut, left) for one in found["messages"]]
             assert sorted(seen) == list(range(30)) and len(cut["messages"]) == 20
 

@@ -5,6 +5,7 @@ A crash cancels a node's run and closes its files: nothing is flushed. Waiting i
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -240,6 +241,11 @@ class Cluster:
                     await trio.lowlevel.checkpoint()
             return
         raise AssertionError(f"never happened: node {number} leads {name}")
+
+    async def start_unfilled(self, number: int) -> None:
+        """Start a node that does not fetch lost payloads by itself: only who reads them does."""
+        await self.start(number)
+        self.system(number).repair.refill._not_before = math.inf
 
     async def transfer(self, number: int, to: int, name: str = "log") -> None:
         """Hand a leader's place to another node, once the leader has heard of that."""

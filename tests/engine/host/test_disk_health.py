@@ -22,7 +22,7 @@ from .slow_disk import SlowDisk
 
 async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: Path) -> None:
     disks = {number: SlowDisk() for number in (1, 2, 3)}
-    async with cluster(tmp_path, disks=disks, disk_stall_ms=50) as c:
+    async with cluster(tmp_path, disks=disks, disk_stall_ms=500) as c:
         await c.lead(1)
         await c.fill(1, 3, 10)
         disks[1].hang(c.system(1).storage.group_commit)
@@ -50,7 +50,7 @@ async def test_a_hung_disk_makes_a_node_dead_and_its_leaderships_move(tmp_path: 
 
 async def test_an_idle_node_whose_disk_hangs_is_dead_as_well(tmp_path: Path) -> None:
     disks = {1: SlowDisk()}
-    async with cluster(tmp_path, disks=disks, disk_stall_ms=50, disk_probe_ms=20) as c:
+    async with cluster(tmp_path, disks=disks, disk_stall_ms=500, disk_probe_ms=20) as c:
         await until(lambda: c.system(1).host.disk_health.probes > 1, "an idle disk is probed")
         assert len(c.system(2).live) == 3
         disks[1].hang(c.system(1).storage.group_commit)
@@ -63,7 +63,8 @@ async def test_an_idle_node_whose_disk_hangs_is_dead_as_well(tmp_path: Path) -> 
 
 async def test_a_probe_that_fails_proves_nothing_and_is_made_again(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    async with cluster(tmp_path, disks={1: disk}, disk_stall_ms=20, disk_probe_ms=100) as c:
+    # Alone: nobody takes its place, and nothing else is written.
+    async with cluster(tmp_path, 1, disks={1: disk}, disk_stall_ms=20, disk_probe_ms=100) as c:
         group_commit = c.system(1).storage.group_commit
         await until(lambda: group_commit.sealed and not group_commit.busy, "the WAL has nothing to write any more")
         disk.fail("datasync", 1, errno.EIO)

@@ -95,7 +95,7 @@ async def test_a_new_leader_issues_the_follow_ups_that_the_old_one_did_not(tmp_p
         await tell(c, "s", "append", "one", "two")
         await c.applied("s")
         assert scribe(c, 2).written("note") == [] and len(c.member(2, "s").kept.appends) == 2  # type: ignore[union-attr]
-        await c.transfer(1, 2, "s")
+        await c.lead(2, "s")
         await until(lambda: len(scribe(c, 2).written("note")) == 2)
         await same(c)
         assert scribe(c, 1).written("note") == ["one", "two"]

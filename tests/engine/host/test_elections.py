@@ -185,7 +185,7 @@ async def test_all_groups_of_a_dead_node_are_led_again_a_few_at_a_time(tmp_path:
         for node in (2, 3):
             for member in list(c.system(node).members.values()):
                 if member.raft.role == LEADER:
-                    await c.nodes[node].transfer(member.spec.name, 1)
+                    await c.lead(1, member.spec.name)
         await until(lambda: led([1]) == count, "by node 1")
         await c.crash(1)
         crowd = 0

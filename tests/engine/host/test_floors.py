@@ -12,7 +12,6 @@ import pytest
 import trio
 
 from logyard.engine.log.meta import MetaStore
-from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.reader import Wanted
 from logyard.machines.log.command import truncate_command
 from logyard.payloads.reference import Position
@@ -44,8 +43,7 @@ async def test_a_member_that_leads_below_its_floor_serves_nothing_until_it_passe
         apply = system.replicas.applier.apply
         system.replicas.applier.apply = lambda member: None  # type: ignore[method-assign]
         await until(lambda: member.raft.log.stable == c.member(1).raft.log.last_index and member.floor)
-        await c.transfer(1, 3)
-        await until(lambda: member.raft.role == LEADER and member.raft.commit >= member.raft.lead_index)
+        await c.lead(3)
         assert member.raft.applied < member.floor < member.raft.lead_index and not member.resolves
         with pytest.raises(Gone):
             await system.replicas.reader.read(member, [])

@@ -151,8 +151,11 @@ async def test_each_new_group_is_led_at_once_by_the_node_its_uid_picks(tmp_path:
         await c.nodes[1].create_groups([{"name": name, "members": [1, 2, 3]} for name in names])
         for name in names:
             assert await c.leader(name) == first_leader(c.member(1, name).uid, (1, 2, 3))
-        await c.nodes[1].create_groups([{"name": "pair", "members": [1, 2]}])
-        assert await c.leader("pair") == first_leader(c.member(1, "pair").uid, (1, 2))
+        pairs = [f"pair{number}" for number in range(20)]
+        await c.nodes[1].create_groups([{"name": name, "members": [1, 2]} for name in pairs])
+        for name in pairs:
+            assert await c.leader(name) == first_leader(c.member(1, name).uid, (1, 2))
+        assert {await c.leader(name) for name in pairs} == {1, 2}, "each has a share"
 
 
 async def test_many_groups_share_syncs_and_survive_together(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ async def test_a_lost_stretch_is_remembered_over_restarts_and_not_served(tmp_pat
         lose_generations(tmp_path / "node-2")
         for _ in range(restarts):
             await reopened(c, 2)
-        await c.start(2)
+        await c.start_unfilled(2)
         await c.lead(1)
         await c.applied()
         system, member = c.system(2), c.member(2)
@@ -89,7 +89,7 @@ async def test_what_died_in_parts_is_lost_no_more(tmp_path: Path) -> None:
         await c.nodes[3].compact()
         await c.crash(3)
         lose_generations(tmp_path / "node-3")
-        await c.start(3)
+        await c.start_unfilled(3)
         await c.lead(1)
         await c.applied()
         lost, uid = c.system(3).store.lost, c.member(3).uid

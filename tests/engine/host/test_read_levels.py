@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,10 @@ async def test_a_fresh_leader_answers_when_it_has_applied_what_was_acknowledged(
                 for number in c.ids:
                     raft = c.member(number).raft
                     if raft.role == LEADER and raft.applied < raft.lead_index:
-                        asked += 1
-                        assert await end_of(c, number, "leader") == 3
+                        # One that is not through within an election says so.
+                        with suppress(NotLeader):
+                            assert await end_of(c, number, "leader") == 3
+                            asked += 1
                 await trio.lowlevel.checkpoint()
         assert asked, "it was asked before it had applied anything"
         page = await c.page(await c.leader(), 0)

@@ -56,9 +56,7 @@ async def test_a_read_sees_every_write_acknowledged_before_it(tmp_path: Path) ->
 async def test_leadership_moves_where_it_is_told(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for target in (2, 3, 1, 2):
-            leader = await c.leader()
-            await c.transfer(leader, target)
-            await until(lambda target=target: c.leads(target))
+            await c.lead(target)
             await c.append(target, [(b"", b"x")])
         with pytest.raises(Refused):
             await c.nodes[2].transfer("log", 9)

@@ -160,7 +160,7 @@ async def test_a_lost_generation_is_refilled_by_reading(tmp_path: Path) -> None:
         await c.crash(3)
         (generation, *_) = sorted((c.path / "node-3" / "payloads").glob("gen-*"))
         shutil.rmtree(generation)
-        await c.start(3)
+        await c.start_unfilled(3)
         await c.applied()
         system, member = c.system(3), c.member(3)
         assert system.store.lost(member.uid, 1, member.raft.applied)
@@ -183,7 +183,7 @@ async def test_a_stretch_that_was_lost_is_not_served_to_others(tmp_path: Path) -
         await c.crash(2)
         for generation in (tmp_path / "node-2" / "payloads").glob("gen-*"):
             shutil.rmtree(generation)
-        await c.start(2)
+        await c.start_unfilled(2)
         await c.lead(1)
         await c.start(3)
         # As a member that was added: it has nothing at all. (Its votes are not the point here.)

@@ -12,6 +12,7 @@ from logyard.engine.raft.core import LEADER
 from logyard.engine.replica.member import Member
 
 from .cluster import cluster, until
+from .slow_disk import SlowDisk
 
 
 async def test_a_node_at_rest_gets_up_for_its_groups(tmp_path: Path) -> None:
@@ -59,23 +60,21 @@ async def test_what_concerns_all_members_is_done_in_steps(tmp_path: Path) -> Non
 
 
 async def test_a_late_loop_is_no_slow_disk(tmp_path: Path) -> None:
-    async with cluster(tmp_path, 1, disk_stall_ms=40) as c:
+    disk = SlowDisk()
+    async with cluster(tmp_path, 1, disks={1: disk}, disk_stall_ms=1000) as c:
         system = c.system(1)
         await c.fill(1, 1, 100)
-        system.storage.group_commit.sync_seconds = 1.0
-        batches = system.storage.group_commit.batches
+        group_commit = system.storage.group_commit
+        disk.hang(group_commit)
+        batches = group_commit.batches
         async with trio.open_nursery() as nursery:
             nursery.start_soon(c.fill, 1, 1, 100)
-            await until(
-                lambda: system.storage.group_commit.busy or system.storage.group_commit.batches > batches,
-                "a write is under way",
-            )
-            end = time.monotonic() + 5
-            while system.storage.group_commit.batches == batches and time.monotonic() < end:
-                """The loop does nothing else until the thread is done."""
-            began = time.monotonic()
-            while time.monotonic() < began + 0.06:
-                """And some more."""
+            await until(lambda: group_commit.busy, "a write is under way")
+            disk.gate.set()
+            end = time.monotonic() + 1.5
+            while time.monotonic() < end:
+                """The loop does nothing else, until the thread is done and for longer."""
+            assert group_commit.batches > batches and group_commit.busy, "the loop has not heard"
             assert system.host.disk_health.healthy(), "the disk has done its part"
 
 

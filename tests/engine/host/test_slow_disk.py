@@ -39,7 +39,7 @@ class SlowDisk(Disk):
 def make_slow(c: Cluster, disks: dict[int, SlowDisk], *numbers: int) -> None:
     for number in numbers:
         # Its loop is this test's, and must not wait for its disk.
-        c.system(number).storage.group_commit.sync_seconds = 1.0
+        c.system(number).storage.group_commit.sync_seconds = c.system(number).storage.group_commit.pace_seconds = 1.0
         disks[number].delay_s = 0.05
 
 

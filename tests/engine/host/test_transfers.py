@@ -30,6 +30,8 @@ from .test_snapshots import compacted
 
 PIECE = 64 * KIB
 LIMITS: dict[str, Any] = {"payload_cache_bytes": 0, "snapshot_piece_bytes": PIECE, "snapshot_stall_ms": 1000}
+PATIENT = {**LIMITS, "snapshot_stall_ms": 60_000}
+"""For a transfer that is held up by the test: nobody gives it up."""
 
 
 class Wire:
@@ -355,7 +357,7 @@ async def test_a_receiver_finishes_without_the_node_that_offered(tmp_path: Path)
 
 
 async def test_what_is_released_during_a_transfer_comes_as_a_tombstone(tmp_path: Path) -> None:
-    async with cluster(tmp_path, **LIMITS) as c:
+    async with cluster(tmp_path, **PATIENT) as c:
         bodies = await laggard(c)
         index = c.member(1).snapshot_index
         await c.start(3)
@@ -415,7 +417,7 @@ async def test_a_transfer_ends_under_constant_truncation(tmp_path: Path) -> None
 
 @pytest.mark.long
 async def test_the_log_above_an_offer_stays_until_the_transfer_ends(tmp_path: Path) -> None:
-    async with cluster(tmp_path, **LIMITS) as c:
+    async with cluster(tmp_path, **PATIENT) as c:
         await laggard(c)
         index = c.member(1).snapshot_index
         await c.start(3)

@@ -142,7 +142,7 @@ class Reader:
 
     @property
     def room(self) -> int:
-        if self.held and self.bytes >= self.size:
+        if self.held and self.bytes > self.size:
             return 0
         return max(0, self.credit - len(self.held)) if self.auto else self.credit
 

@@ -99,6 +99,24 @@ def frames_of(bench: Bench, step: tuple[Any, ...]) -> list[Frame]:
     [("frame", model.attach((2, 1))), ("resend", (2, 1), 0), ("frame", model.detach((2, 1)))],
     [1, 2],
 )  # who leaves in the entry in which it asked again is sent nothing
+@example(
+    QueueOptions(),
+    [
+        ("frame", model.attach((1, 2), credit=3, size=4, auto=False)),
+        ("frame", model.publish([3, 2, 2, 1])),
+        ("frame", model.attach((1, 1), credit=2, size=4, auto=False)),
+    ],
+    [],
+)  # what is next behind what another consumer got may be small enough
+@example(
+    QueueOptions(),
+    [
+        ("frame", model.attach((1, 1), credit=4, size=2, auto=False)),
+        ("frame", model.publish([0])),
+        ("frame", model.publish([2, 0])),
+    ],
+    [],
+)  # an empty message has room beside what fills the credit
 @given(OPTIONS, st.lists(STEPS, min_size=1, max_size=40), st.lists(st.integers(1, 4), max_size=12))
 def test_histories_follow_the_model(options: QueueOptions, steps: list[tuple[Any, ...]], together: list[int]) -> None:
     bench = Bench(options)

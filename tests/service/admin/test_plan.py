@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from logyard.client.board import Standing
+from logyard.protocol.errors import NotLeader
 from logyard.service.admin.plan import (
     CHANGE,
     DONE,
@@ -26,6 +28,7 @@ from logyard.service.admin.plan import (
     View,
     affected,
 )  # fmt: skip
+from logyard.service.admin.run import bring
 
 ALL = (1, 2, 3, 4)
 
@@ -163,3 +166,21 @@ def test_random_walks_reach_their_goal() -> None:
             if old != new:
                 end, _ = pursue(Replace(old, new), view(voters, leader=leader))
                 assert old not in end.members and new in end.voters
+
+
+async def test_a_change_whose_answer_was_lost_is_done_and_not_skipped() -> None:
+    class Losing:
+        """Does what it is told, and says that the leader has moved."""
+
+        voters: Sequence[int] = (1, 2, 3)
+
+        async def leader_view(self, name: str) -> dict[str, Any]:
+            return {"name": name, "leader": 1, "voters": self.voters, "learners": [], "commit": 9}
+
+        async def change_members(self, name: str, changes: object) -> None:
+            self.voters = (1, 2)
+            raise NotLeader(2)
+
+    yard: Any = Losing()
+    assert await bring(yard, Remove(3), "g", Targets((), (1, 2)), 10.0)
+    assert not await bring(yard, Remove(3), "g", Targets((), (1, 2)), 10.0), "it is there already"

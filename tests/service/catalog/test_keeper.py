@@ -22,6 +22,7 @@ from logyard.service.catalog import keeper as keeping
 from logyard.service.catalog.keeper import SAY_LOOKS, Keeper
 from logyard.service.catalog.sleepers import WOKEN_AT_ONCE
 from logyard.service.catalog.steps import listed
+from tests.machines.catalog.told import Told, wanted
 
 
 def a_node(state: str) -> Node:
@@ -310,6 +311,24 @@ async def test_others_have_their_turn_while_it_looks_at_many_groups(monkeypatch:
         await keeper._report(cast(Any, None))
     assert turns == [0], "it was not looked at to the end at once"
     assert told == [f"g{uid}" for uid in range(1, last - 1)]
+
+
+async def test_what_an_operator_removed_before_the_first_look_stays_removed() -> None:
+    """The report of what was left was the first one, and the planner added what it missed."""
+    told = Told()
+    told("logs", "create", logs=[wanted("g7", 7), wanted("g8", 8)])
+    members = {uid: led(uid) for uid in (7, 8)}
+    members[7].raft.base = 5, Configuration((1, 2))
+
+    async def change(section: str, name: str, values: dict[str, Any]) -> None:
+        told(section, name, **values)
+
+    here: Any = SimpleNamespace(cluster="c", members=members)
+    sleepers = SimpleNamespace(begin=lambda: None, look=lambda logs: listed(()))
+    keeper = Keeper(here, cast(Any, SimpleNamespace(calls=SimpleNamespace(change=change), sleepers=sleepers)))
+    for _ in range(2):
+        await keeper._report(told.machine)
+    assert {log.name: (log.copies, log.voters) for log in told.logs} == {"g7": (2, (1, 2)), "g8": (3, (1, 2, 3))}
 
 
 async def test_others_have_their_turn_while_many_groups_are_woken_to_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,14 +41,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def ask(cluster: LocalCluster) -> Callable[..., dict[str, Any]]:
-    """Run a verb with --json; returns its object, checks the exit code."""
+    """Run a verb with --json; returns its object, checks the exit code, which may be any where that is None."""
 
-    def run(*words: str, text: str | bytes | None = None, code: int = 0) -> dict[str, Any]:
+    def run(*words: str, text: str | bytes | None = None, code: int | None = 0) -> dict[str, Any]:
         done = CliRunner().invoke(cli, [*words, "--servers", ",".join(cluster.addresses), "--json"], input=text)
-        assert done.exit_code == code, done.output
+        assert code is None or done.exit_code == code, done.output
         assert len(done.stdout.splitlines()) == 1
         found: dict[str, Any] = json.loads(done.stdout)
-        assert found["ok"] == (code == 0)
+        assert found["ok"] == (done.exit_code == 0)
         return found
 
     return run
@@ -62,6 +62,11 @@ def reach(condition: Callable[..., bool], timeout_s: float = 20.0) -> bool:
             return False
         wait(0.02)
     return True
+
+
+def transferred(ask: Callable[..., dict[str, Any]], name: str, node: int) -> bool:
+    """Hand a leadership over: refused while who is to take it stands still, which a busy machine has it do."""
+    return reach(lambda: bool(ask("transfer", name, "--to", str(node), code=None)["ok"]))
 
 
 def alive(pid: int) -> bool:
@@ -173,7 +178,7 @@ def test_a_log_lives_through_its_verbs(ask: Callable[..., dict[str, Any]], tmp_p
     assert [record["offset"] for record in ask("read", "orders")["records"]] == [2]
     assert ask("describe", "orders")["start"] == 2
     ask("delete", "other", "--yes")
-    assert [log["name"] for log in ask("list")["logs"]] == ["orders"]
+    assert reach(lambda: [log["name"] for log in ask("list")["logs"]] == ["orders"])
     ask("delete", "orders", "--yes", "--force-on", "2")
     assert reach(lambda: not ask("list")["logs"])
 
@@ -197,14 +202,16 @@ def test_a_queue_lives_through_its_verbs(
     assert rows("publish", "jobs", str(blob), "--priority", "high") == [["1", "3", "3"]]
     ask("queue", "publish", "jobs", "--delay", "3600", "--whole", text="one day")
     assert ask("queue", "publish", "jobs", text="x\n" * 48, code=1)["error"]["code"] == "queue_full"
-    seen = ask("queue", "consume", "jobs", "--requeue", "--wait", "0.3")["messages"]
+    seen = ask("queue", "consume", "jobs", "--requeue", "--count", "3", "--wait", "20")["messages"]
     assert [one["id"] for one in seen] == [3, 1, 2] and base64.b64decode(seen[0]["body_base64"]) == blob.read_bytes()
     assert seen[1] | {"metadata": "m", "body": "first", "deliveries": 0} == seen[1]
     raw = CliRunner().invoke(
-        cli, ["queue", "consume", "jobs", "--raw", "--count", "1", "--servers", ",".join(cluster.addresses)]
+        cli,
+        ["queue", "consume", "jobs", "--raw", "--count", "1", "--wait", "20", "--servers", ",".join(cluster.addresses)],
     )
     assert raw.exit_code == 0 and raw.stdout_bytes == blob.read_bytes()
-    assert rows("consume", "jobs", "--count", "2") == [["1", "0", "m", "first"], ["2", "0", "m", "sec\\\\o\\tnd"]]
+    rest = rows("consume", "jobs", "--count", "2", "--wait", "20")
+    assert rest == [["1", "0", "m", "first"], ["2", "0", "m", "sec\\\\o\\tnd"]]
     stats = ask("queue", "stats", "jobs")["queues"]["jobs"]
     assert (stats["ready"], stats["delayed"], stats["acknowledged"], stats["consumers"]) == (0, 1, 3, 0)
     assert ["jobs", "delayed", "1"] in rows("stats", "jobs")
@@ -309,18 +316,22 @@ def test_looking_after_the_cluster(ask: Callable[..., dict[str, Any]]) -> None:
     assert sorted(ask("members", "kept")["members"]) == [1, 2, 3]
     leader = ask("members", "kept")["leader"]
     target = leader % 3 + 1
-    ask("transfer", "kept", "--to", str(target))
+    assert transferred(ask, "kept", target)
     assert reach(lambda: ask("members", "kept")["leader"] == target)
 
 
 def test_a_log_is_described_as_one_member_has_it(ask: Callable[..., dict[str, Any]]) -> None:
     ask("create", "seen", "--members", "1,2")
     ask("append", "seen", text="one\n")
-    leader = ask("describe", "seen")["leader"]
+
+    def seen(node: int) -> bool:
+        """Both may campaign at any time."""
+        found, leader = ask("describe", "seen", "--node", str(node)), ask("describe", "seen")["leader"]
+        assert found["node"] == node
+        return bool(found["end"] == 1) and found["role"] == ("leader" if node == leader else "follower")
+
     for node in (1, 2):
-        assert reach(lambda node=node: ask("describe", "seen", "--node", str(node))["end"] == 1)
-        found = ask("describe", "seen", "--node", str(node))
-        assert found["node"] == node and found["role"] == ("leader" if node == leader else "follower")
+        assert reach(lambda node=node: seen(node))
     assert ask("describe", "seen", "--node", "3", code=1)["error"]["code"] == "unknown_group"
     assert "node 9" in ask("describe", "seen", "--node", "9", code=1)["error"]["message"]
     ask("delete", "seen", "--yes")
@@ -332,6 +343,8 @@ def test_a_deletion_says_what_went_and_what_did_not(ask: Callable[..., dict[str,
     assert found["deleted"] == ["first", "second"] and list(found["failed"]) == ["absent"]
     assert found["failed"]["absent"]["code"] == "unknown_group" and found["error"] == found["failed"]["absent"]
     assert ask("delete", "absent", "--yes", code=1) == {"ok": False, "error": found["error"]}
+    # Where there is no catalogue a member that has not heard yet takes the old log for the new one.
+    assert reach(lambda: not {"first", "second"} & {log["name"] for log in ask("list")["logs"]})
     ask("create", "first")
     words = ["delete", "absent", "first", "--yes", "--servers", cluster.addresses[0]]
     done = CliRunner().invoke(cli, words)
@@ -381,7 +394,8 @@ def test_a_second_cluster_on_the_directory_says_why_and_nothing_of_before(cluste
     with log.open("a") as file:
         file.write("an old line\n")
     second = LocalCluster(cluster.directory, 3)
-    with second, pytest.raises(ClusterFailed, match=r"ended with code 1 at start:\n.*is in use by process") as caught:
+    said = r"(?s)ended with code 1 at start:\n.*is in use by process"
+    with second, pytest.raises(ClusterFailed, match=said) as caught:
         second.start()
     assert "old line" not in str(caught.value) and "old line" in log.read_text()
 

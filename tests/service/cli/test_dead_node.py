@@ -22,7 +22,7 @@ SCRUBBED: dict[str, Any] = {
 async def test_every_live_node_does_it_and_the_dead_one_is_named(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logyard.client._sync.admin.STATUS_PATIENCE_S", 0.3)
+    monkeypatch.setattr("logyard.client._sync.admin.STATUS_PATIENCE_S", 1.0)
     async with fake_cluster() as cluster:
         for node in cluster.nodes.values():
             monkeypatch.setattr(node, "scrub", lambda start: SCRUBBED, raising=False)
@@ -54,7 +54,7 @@ async def test_a_node_that_works_for_longer_than_one_is_silent_for_is_waited_for
     async with fake_cluster() as cluster:
         for number, node in cluster.nodes.items():
             monkeypatch.setattr(node, "compact", partial(compact, number))
-        words = ["compact", "--servers", cluster.addresses[1], "--timeout", "5", "--json"]
+        words = ["compact", "--servers", cluster.addresses[1], "--timeout", "15", "--json"]
         with trio.fail_after(20):
             found = await trio.to_thread.run_sync(partial(CliRunner().invoke, cli), words)
     fields = json.loads(found.stdout.splitlines()[-1])

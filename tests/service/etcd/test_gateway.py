@@ -230,7 +230,7 @@ def test_an_election_has_one_leader_at_a_time(server: EtcdServer) -> None:
 def test_leases_expire_in_the_order_of_their_times(server: EtcdServer) -> None:
     with server.watch(b"x/", range_end=b"x0", filters=["NOPUT"]) as answers:
         assert next(answers)["result"]["created"] is True
-        for name, ttl in ((b"x/long", 3), (b"x/short", 1)):
+        for name, ttl in ((b"x/short", 1), (b"x/long", 4)):
             put(server, name, lease=server.call("/v3/lease/grant", TTL=ttl)["ID"])
         events = [event for _ in range(2) for event in next(answers)["result"]["events"]]
     assert [(one["type"], data(one["kv"]["key"])) for one in events] == [("DELETE", b"x/short"), ("DELETE", b"x/long")]

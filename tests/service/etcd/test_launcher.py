@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import time
 import tomllib
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -206,9 +207,8 @@ def test_it_comes_back_after_a_kill_with_what_it_had(tmp_path: Path) -> None:
             assert next(answers)["result"]["created"] is True
             server.process.send_signal(signal.SIGKILL)
             server.process.wait(60)
-            with pytest.raises(Exception):  # noqa: B017  # whatever http.client calls a cut
-                next(answers)
-                raise AssertionError("the stream had an end")
+            with suppress(http.client.HTTPException, OSError):
+                assert next(answers, None) is None, "a cut is no answer"
     with etcd_server(tmp_path, environment={"ETCD_NAME": "one"}) as server:
         found = server.call("/v3/kv/range", key=b"a")
         assert data(found["kvs"][0]["value"]) == b"kept"
@@ -331,7 +331,7 @@ async def test_writes_and_watches_go_on_over_a_leader_change(tmp_path: Path) -> 
                 await blocking(asking.call, "/v3/kv/put", key=b"k", value=b"%d" % number, lease=lease)
                 if number % 4 == 2:
                     leader = next(one for one in run.ids if run.member(one, "kv").raft.leader == one)
-                    await yard.transfer("kv", leader % 3 + 1)
+                    await run.lead(leader % 3 + 1, "kv")
             seen = [await blocking(next, answers) for _ in range(12)]
         found = [event["kv"] for one in seen for event in one["result"]["events"]]
         assert [data(one["value"]) for one in found] == [b"%d" % number for number in range(12)]
@@ -343,7 +343,7 @@ async def test_writes_and_watches_go_on_over_a_leader_change(tmp_path: Path) -> 
 
 async def test_the_term_of_a_header_is_that_of_the_answer(tmp_path: Path) -> None:
     """Clients that change gateways compare the terms: patroni takes one that is lower for a node that fell behind."""
-    async with served(tmp_path, 3) as (run, doors, yard), AsyncExitStack() as open_:
+    async with served(tmp_path, 3) as (run, doors, _), AsyncExitStack() as open_:
         askings = []
         for _ in range(3):
             own = await open_.enter_async_context(connect(list(doors.addresses.values())))
@@ -358,7 +358,7 @@ async def test_the_term_of_a_header_is_that_of_the_answer(tmp_path: Path) -> Non
         seen = 0
         for number in range(6):
             leader = next(one for one in run.ids if run.member(one, "kv").raft.leader == one)
-            await yard.transfer("kv", leader % 3 + 1)
+            await run.lead(leader % 3 + 1, "kv")
             for at in range(3):
                 # What one gateway read is known to the others when they have written.
                 path, fields = (writes if at else reads)[number % 3]
