@@ -448,13 +448,13 @@ class QueueState:
             return (high if high.messages else low).take(most, room, nothing)
         # Of three messages that go out while both kinds wait, one is a normal one.
         normal = (self.turn + most) // 3 - self.turn // 3
-        self.turn = (self.turn + most) % 3
         found: list[Run] = []
         for shelf, count in ((high, most - normal), (low, normal), (high, most), (low, most)):
             left = most - sum(run.count for run in found)
             runs = shelf.take(min(count, left), room, nothing and not found)
             room -= sum(run.bytes for run in runs)
             found += runs
+        self.turn = (self.turn + sum(run.count for run in found)) % 3
         return found
 
     # The end

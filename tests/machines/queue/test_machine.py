@@ -188,6 +188,19 @@ def test_two_priorities_share_two_to_one() -> None:
     assert sum(one > 9 for one in held(many, B)) == 6
 
 
+def test_who_has_no_room_takes_no_turn_of_a_priority() -> None:
+    """Those that were asked in vain took the turns of the messages of normal priority."""
+    b = bench()
+    b.apply(attach(B, credit=5, size=1, auto=False), attach(C, credit=5, size=1, auto=False), publish([1, 1]))
+    b.apply(publish([1] * 6), publish([1] * 6, priority=1), attach(A, credit=1))
+    normal = 0
+    for tag in range(1, 31):
+        was_normal = {one.id: one.priority == 0 for one in b.model.letters.values()}[held(b, A)[0]]
+        normal += was_normal
+        b.apply(settle(A, qc.ACK, (tag, tag)), publish([1], priority=int(not was_normal)))
+    assert normal == 10
+
+
 def test_consumers_share_and_higher_priority_goes_first() -> None:
     b = bench()
     b.apply(attach(A, credit=4), attach(B, credit=4), attach(C, credit=2, priority=5))
