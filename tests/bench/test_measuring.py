@@ -73,7 +73,7 @@ def paced(monkeypatch: pytest.MonkeyPatch, begins: float, ends: float) -> Load:
 
     class Log:
         def append_nowait(self, key: bytes, body: bytes) -> Any:
-            pending = SimpleNamespace(error=None, on_done=waiting.append)
+            pending = SimpleNamespace(error=None, on_done=waiting.append, value=SimpleNamespace(first=0))
             batch = SimpleNamespace(pending=pending)
             return SimpleNamespace(batch=batch, position=0)
 
