@@ -26,9 +26,10 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(autouse=True)
 def nobody_is_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A node that a busy machine has stand still is waited for, and one that a test stopped is forgotten after it."""
+    """A node that a busy machine has stand still is waited for (so is one that was killed, each time), and one that a
+    test stopped is forgotten after it."""
     for module in (network, audit_cluster):
-        monkeypatch.setattr(module, "NODE_PATIENCE_S", 30.0)
+        monkeypatch.setattr(module, "NODE_PATIENCE_S", 6.0)
     for name in ("LEADER_PATIENCE_S", "HINT_PATIENCE_S"):
         monkeypatch.setattr(stream, name, 30.0)
     network.SILENT.clear()
