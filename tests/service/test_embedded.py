@@ -106,7 +106,7 @@ async def test_queries_and_waiting_for_an_index(tmp_path: Path) -> None:
         applied = await log.wait_applied(1)
         assert msgpack.unpackb(await log.query(msgpack.packb(["bounds"]), index=applied)) == [0, 1]
         with pytest.raises(Busy):
-            await log.wait_applied(applied + 100, timeout=0.01)
+            await log.wait_applied(applied + 100, timeout=1.0)
         shown = await log.describe()
         assert shown["sessions"] == shown["session_reply_bytes"] == 0
 
