@@ -407,8 +407,9 @@ class QueueState:
 
     def _deal(self, consumers: list[Consumer], dead: bool) -> None:
         given: dict[tuple[int, int], list[Held]] = {}
+        # Who had no room for what was next then may have some for what is next now.
         while self._deal_once(consumers, dead, given):
-            """Who had no room for what was next then may have some for what is next now."""
+            pass
         for key, held in given.items():
             self.counts["delivered"] += sum(one.run.count for one in held)
             self.at(held[0].deadline)
@@ -425,7 +426,9 @@ class QueueState:
                 share = max(1, waiting // len(equals)) if equals else 0
                 # Who has no room for the next message, large as it is, gets nothing more in this round.
                 fed = [one for one in equals if self._give(one, share, dead, given)]
-                went, left_out, equals = went or bool(fed), left_out or len(fed) < len(equals), fed
+                went = went or bool(fed)
+                left_out = left_out or len(fed) < len(equals)
+                equals = fed
         return went and left_out
 
     def _give(self, consumer: Consumer, share: int, dead: bool, given: dict[tuple[int, int], list[Held]]) -> bool:

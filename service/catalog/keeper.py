@@ -420,7 +420,7 @@ class Keeper:
                 self._reported[uid] = mark
             elif row is not None:
                 if not row.seen and len(found[2]) != len(row.members):
-                    # What was made comes first: that an operator has changed it since would not be seen.
+                    # What was made comes first: the catalogue sees what an operator does by what it was told before.
                     reports.append((uid, 1, row.members, ()))
                 reports.append(found)
             else:

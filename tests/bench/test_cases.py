@@ -59,7 +59,7 @@ def test_append_counts_verifies_and_agrees_with_its_window(tmp_path: Path, shape
     assert found["ok"] is True
     assert found["lost"] == found["failed"] == 0
     assert found["runtime"] == ("asyncio" if "asyncio" in shape else "trio")
-    assert found["acknowledged"] > 10 and found["ops_per_s"] > 0
+    assert found["ops_per_s"] > 10
     assert found["mb_per_s"] == pytest.approx(found["ops_per_s"] * found["size"] / 1e6, rel=0.01)
     assert found["acknowledged"] == found["stored"] >= found["ops_per_s"]
     # A limit is kept to an eighth of it, and to an entry.

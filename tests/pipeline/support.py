@@ -13,7 +13,7 @@ from logyard.client.sync import Yard
 from logyard.pipeline.network import NetworkSource, preferred
 from logyard.pipeline.schema import arrow_schema
 from logyard.pipeline.sources import LogInfo, Reading, Wanted
-from logyard.protocol.errors import LogyardError, UnknownGroup
+from logyard.protocol.errors import NotLeader, Refused, Unknown, UnknownGroup
 
 
 def reach(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
@@ -37,7 +37,7 @@ def lead(yard: Yard, name: str, node: int) -> None:
     def led() -> bool:
         try:
             yard.transfer(name, node)
-        except LogyardError:
+        except (NotLeader, Refused, Unknown):
             return False
         return True
 

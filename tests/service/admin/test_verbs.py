@@ -16,10 +16,11 @@ from click.testing import CliRunner
 
 from logyard.client.board import Standing
 from logyard.client.sync import Yard, connect_sync
-from logyard.protocol.errors import LogyardError, Refused, UnknownGroup
+from logyard.protocol.errors import Refused, UnknownGroup
 from logyard.service.cli.members import check_node
 from logyard.service.cli.root import cli
 from logyard.service.local_cluster import LocalCluster
+from tests.pipeline.support import lead
 from tests.service.cli.test_cluster import reach
 
 COMMAND = [sys.executable, "-m", "logyard.service.cli"]
@@ -67,18 +68,6 @@ def make(yard: Yard, prefix: str, count: int, members: tuple[int, ...] = (1, 2, 
     for name in names:
         yard.log(name).append(b"", name.encode())
     return names
-
-
-def lead(yard: Yard, name: str, node: int) -> None:
-    """Have a node lead a log: refused while that stands still, which a busy machine has it do."""
-
-    def led() -> bool:
-        with suppress(LogyardError):
-            yard.transfer(name, node)
-            return True
-        return False
-
-    assert reach(led)
 
 
 def board(yard: Yard, prefix: str) -> dict[str, Standing]:
