@@ -6,7 +6,7 @@ it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .loops import RUNTIMES
@@ -31,6 +31,12 @@ def option(
     `flag`: its option, if that is not called as the field is; `unit`: what one of the option is in the field."""
     said = {"told": told, "least": least, "most": most, "among": among, "flag": flag, "unit": unit}
     return field(default=default * unit, metadata=said)
+
+
+def flag_of(settings: type[Any], name: str) -> str:
+    """Return the command line's option of a field of these settings."""
+    (found,) = (one for one in fields(settings) if one.name == name)
+    return f"--{found.metadata['flag'] or name}"
 
 
 def size_option(default: int, what: str = "Bytes of a body.", most: int = BODY_BYTES_MAX) -> Any:

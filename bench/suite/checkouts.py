@@ -20,6 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..settings import flag_of
+from .ours import KINDS
 from .table import BadSuite, Case, case_of
 
 CASES = (
@@ -44,7 +46,7 @@ def words_of(case: Case) -> list[str]:
     not counted in operations, or needs what the command does not give."""
     if case.kind not in LOADS or case.sync_delay_ms:
         raise BadSuite(f"the case {case.name} is no load of the command line's: give one of {', '.join(CASES)}")
-    told = [(f"--{key}", str(value)) for key, value in case.settings.items()]
+    told = [(flag_of(KINDS[case.kind].settings, key), str(value)) for key, value in case.settings.items()]
     return [case.kind, "--nodes", str(case.nodes), *chain.from_iterable(told)]
 
 

@@ -16,15 +16,17 @@ APART_S = 3600.0
 """Between two samples of a round: a shared machine's hours differ by more than most systems do."""
 CARRIED = (
     "p50_ms", "p99_ms", "mb_per_s", "server_cpu_us_per_op", "written_bytes_per_op", "server_resident_bytes",
-    "client_share",
+    "client_share", "consumed_per_s",
 )  # fmt: skip
 """Shown beside a figure, each as its own median."""
+SPEEDS = ("loop_millions_per_s", "fdatasync_us", "disk_mb_per_s", "loopback_us")
+"""Of the machine right before a sample, likewise: a machine that changed explains a figure."""
 
 
 class Row(NamedTuple):
     """A case and a system: the median of its rounds, the least and the most. `failed`: what was said of rounds
     without a figure; `beside`: medians of what is shown beside it; `apart`: rounds that were not made in the hour of
-    ours, which no ratio is made of."""
+    ours, which no ratio is made of; `speeds`: of the machine, before these rounds."""
 
     case: Case
     system: str
@@ -36,7 +38,14 @@ class Row(NamedTuple):
     beside: Mapping[str, float]
     failed: Sequence[str]
     notes: Sequence[str]
-    apart: Sequence[int] = ()
+    apart: Sequence[int]
+    speeds: Mapping[str, float]
+
+
+def medians(keys: Sequence[str], found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the median of each key over those that have it."""
+    values = {key: [float(one[key]) for one in found if one.get(key) is not None] for key in keys}
+    return {key: statistics.median(some) for key, some in values.items() if some}
 
 
 def rows(samples: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -57,13 +66,10 @@ def _row(case: Case, system: str, samples: Sequence[Mapping[str, Any]], ours: Ma
     apart = [
         int(one["round"]) for one in timed if _seconds_between(one["at"], ours.get((case.name, one["round"]))) > APART_S
     ]
-    good = [sample["figures"] for sample in samples if not sample.get("failed")]
+    made = [sample for sample in samples if not sample.get("failed")]
+    good = [sample["figures"] for sample in made]
     values = [float(one[case.figure]) for one in good if one.get(case.figure) is not None]
-    beside = {}
-    for key in CARRIED:
-        there = [float(one[key]) for one in good if one.get(key) is not None]
-        if there:
-            beside[key] = statistics.median(there)
+    beside = medians(CARRIED, good)
     notes = list(dict.fromkeys(note for sample in samples for note in sample.get("notes", [])))
     if beside.get("client_share", 0.0) >= CLIENT_BOUND:
         notes.append("the load processes were busy: the system may do more")
@@ -81,6 +87,7 @@ def _row(case: Case, system: str, samples: Sequence[Mapping[str, Any]], ours: Ma
         list(dict.fromkeys(str(sample["failed"]) for sample in samples if sample.get("failed"))),
         notes,
         apart,
+        medians(SPEEDS, [sample.get("machine") or {} for sample in made]),
     )
 
 

@@ -8,7 +8,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .figures import Row
+from .figures import SPEEDS, Row
 from .table import OURS, Case
 
 COLOURS = ("#1f6f8b", "#d97706", "#6b7280", "#7c3aed", "#15803d", "#b91c1c", "#a16207", "#0e7490", "#be185d")
@@ -76,9 +76,10 @@ def bar(row: Row, top: int, most: float, colour: str) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return one case's table: medians with spread, latencies, costs, remarks."""
+    """Return one case's table: medians with spread, latencies, costs, the machine's speeds before them, remarks."""
     head = ("system", "median", "least - most", "rounds", "p50 ms", "p99 ms", "CPU us/op", "bytes written/op",
-            "memory MiB", "client share", "remarks")  # fmt: skip
+            "memory MiB", "client share", "consumed /s", "loop M/s", "sync us", "disk MB/s", "loopback us",
+            "remarks")  # fmt: skip
     lines = [f"<tr>{''.join(f'<th>{one}</th>' for one in head)}</tr>"]
     for row in rows:
         beside = row.beside
@@ -88,7 +89,8 @@ def table(rows: Sequence[Row]) -> str:
             *(number(beside[key]) if key in beside else "" for key in (
                 "p50_ms", "p99_ms", "server_cpu_us_per_op", "written_bytes_per_op")),
             number(beside["server_resident_bytes"] / (1 << 20)) if "server_resident_bytes" in beside else "",
-            number(beside["client_share"]) if "client_share" in beside else "",
+            *(number(beside[key]) if key in beside else "" for key in ("client_share", "consumed_per_s")),
+            *(number(row.speeds[key]) if key in row.speeds else "" for key in SPEEDS),
         ]  # fmt: skip
         note = html.escape("; ".join([*row.notes, *row.failed]))
         lines.append(f"<tr>{''.join(f'<td>{one}</td>' for one in cells)}<td class='note'>{note}</td></tr>")
@@ -154,9 +156,10 @@ def honest_line(rows: Sequence[Row], samples: Sequence[Mapping[str, Any]], words
         told.append(f"{case.told}: {number(ours.median)} {case.unit}{f' ({others})' if others else ''}")
     machine: Mapping[str, Any] = next((sample["machine"] for sample in samples if sample.get("machine")), {})
     day = min((str(sample["at"])[:10] for sample in samples if sample.get("at")), default="")
-    rounds = max((row.rounds for row in rows), default=0)
+    rounds = sorted({row.rounds for _, group in for_readme(rows) for row in group}) or [0]
     notes = "; ".join(f"{system}: {', '.join(found)}" for system, found in remarks.items())
-    how = f"medians of {rounds} alternating rounds" if rounds > 1 else "one round, so no spread is known"
+    counted = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
+    how = f"medians of {counted} alternating rounds" if rounds[-1] > 1 else "one round, so no spread is known"
     return (
         f"`logyard bench run {words}`, {day}, {machine.get('cores', '?')} shared cores, "
         f"Linux {machine.get('kernel', '?')}, {how}. {'; '.join(told)}. Below 1 x the other does more, and "

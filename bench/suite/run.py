@@ -14,7 +14,7 @@ from typing import Any
 from ..calibrate import describe_machine
 from .figures import CLIENT_BOUND, TIME
 from .samples import Sample, Samples, plan
-from .table import OURS, Case, Profile, case_of
+from .table import OURS, SPLIT, Case, Profile, case_of
 
 PROCESSES_MAX = 2
 """Of `bench append`; rivals' loads have as many as that at most too."""
@@ -68,11 +68,11 @@ def run_suite(
 
 def make(case: Case, system: Contender, profile: Profile, work: Path, processes: int) -> dict[str, Any]:
     """Return one sample; once more with twice the load processes where those were what was busy, unless the case says
-    how many there are."""
+    how many there are, or it can't have more."""
     if system.run_one is None:
         return {"failed": f"not installed: {system.why_not}", "version": "", "notes": []}
-    if "processes" in case.settings:
-        return attempt(case, system, profile, work, int(str(case.settings["processes"])))
+    if "processes" in case.settings or case.kind not in SPLIT:
+        return attempt(case, system, profile, work, int(str(case.settings.get("processes", 1))))
     found = attempt(case, system, profile, work, processes)
     share = found.get("figures", {}).get("client_share")
     if share is not None and share >= CLIENT_BOUND and processes < PROCESSES_MAX:
@@ -107,8 +107,9 @@ def attempt(case: Case, system: Contender, profile: Profile, work: Path, process
 
 
 def client_share(figures: Mapping[str, Any], processes: int) -> float | None:
-    """Return how much of a core a load process used while it ran; None where that is not known."""
-    spent, seconds = figures.get("client_cpu_s"), figures.get("seconds")
+    """Return how much of a core a load process used while it ran, of a queue's two the busier one; None where that is
+    not known."""
+    spent, seconds = max(figures.get("client_cpu_s") or 0.0, figures.get("consumer_cpu_s") or 0.0), figures.get("seconds")
     if not spent or not seconds:
         return None
     return round(float(spent) / (float(seconds) + float(figures.get("warmup_s", 0.0))) / processes, 3)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from .table import SHIPPED, BadSuite, Case, Profile, case_of
+from .table import CASES, SHIPPED, BadSuite, Case, Profile
 
 FORMAT = 1
 PLAN = "suite.json"
@@ -116,15 +116,23 @@ class Samples:
         write(place, {"case": sample.case, "system": sample.system, "round": sample.round, **found})
 
     def all(self) -> Iterator[dict[str, Any]]:
-        """Yield every sample that is there, in order of case, system and round."""
+        """Yield every sample of a case that is known here, in order of case, system and round."""
+        known = _names()
         for path in sorted(self.directory.glob("raw/*/*.json")):
             system, _, number = path.stem.rpartition("-")
             if not number.isdigit():
                 continue
             found = self.read(Sample(path.parent.name, system, int(number)))
-            if found is not None:
-                case_of(path.parent.name)
+            if found is not None and path.parent.name in known:
                 yield found
+
+    def strangers(self) -> list[str]:
+        """Return the cases that are kept here and not in this release's table."""
+        return sorted({path.parent.name for path in self.directory.glob("raw/*/*.json")} - _names())
+
+
+def _names() -> set[str]:
+    return {case.name for case in CASES}
 
 
 def build() -> str:

@@ -1,7 +1,9 @@
 """A disk whose syncs take longer: a library that a node's loader puts before the C library, made when it is asked for.
 
-Every fsync and fdatasync of a process waits before the real one, LMDB's too. Nothing of the product knows of it. Go
-programs call the kernel themselves, so etcd and NATS cannot be slowed like this.
+Every fsync and fdatasync of a process waits before the real one, LMDB's too, and so does each write to a file that was
+opened with O_DSYNC, which is how LMDB writes its meta page. Nothing of the product knows of it. Go programs call the
+kernel themselves, so etcd and NATS cannot be slowed like this; of the others nobody has looked whether they sync in one
+of these ways, so ours run alone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ VARIABLE = "BENCH_SYNC_DELAY_US"
 SOURCE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/types.h>
 #include <time.h>
 
 static void wait_first(void) {
@@ -36,6 +40,17 @@ static void wait_first(void) {
 
 LATER(fsync)
 LATER(fdatasync)
+
+#define LATER_IF_SYNCHRONOUS(name, offset) \\
+    ssize_t name(int fd, const void *bytes, size_t size, offset at) { \\
+        static ssize_t (*real)(int, const void *, size_t, offset); \\
+        if (!real) real = (ssize_t (*)(int, const void *, size_t, offset))dlsym(RTLD_NEXT, #name); \\
+        if (fcntl(fd, F_GETFL) & O_DSYNC) wait_first(); \\
+        return real(fd, bytes, size, at); \\
+    }
+
+LATER_IF_SYNCHRONOUS(pwrite, off_t)
+LATER_IF_SYNCHRONOUS(pwrite64, off64_t)
 """
 
 

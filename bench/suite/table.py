@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 MIB = 1 << 20
 OURS = "logyard"
+SPLIT = ("append", "kv")
+"""Kinds whose load can be made by several processes."""
 SHIPPED = "-as-shipped"
 """Behind a rival's name: started as it comes, less durable than the others."""
 KV_RIVALS = ("etcd", "etcd-debian")

@@ -62,10 +62,11 @@ class Consumer:
         self.messages = 0
         self.bytes = 0
 
-    @property
-    def room(self) -> int:
-        """Messages it may get now."""
-        if self.bytes > self.credit_bytes and self.messages:
+    def room(self, version: int) -> int:
+        """Messages it may get now under this version of the machine."""
+        # A message may have no bytes.
+        full = self.bytes > self.credit_bytes if version > 2 else self.bytes >= self.credit_bytes
+        if full and self.messages:
             return 0
         return max(0, self.credit - self.messages) if self.auto else self.credit
 

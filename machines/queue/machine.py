@@ -45,9 +45,9 @@ class Queue:
     """One queue with its dead letters. Commands: see `machines.queue.command`."""
 
     __slots__ = ("options", "state")
-    version = 2
-    upgrade_on_demand = True
-    """The host asks for version 2 when log time is behind the wall clock and can't catch up, as terms are running."""
+    version = 3
+    """From version 2 on log time can jump (`jumped`); the host asks for it when it needs it. From version 3 on consumers
+    get all that there is room for at once, and priorities take turns by what went out."""
     exclusive = True
     """It releases whole entries: payloads of another machine in its group would go with them."""
 

@@ -69,6 +69,7 @@ class QueueState:
         self.last_index = 0
         self.entries: dict[int, int] = {}
         self.now = self.index = 0
+        self.version = 1
         self.effects: list[Effect] = []
         # What the entry under way sends again, by consumer.
         self._resent: dict[tuple[int, int], list[Deliver]] = {}
@@ -81,7 +82,7 @@ class QueueState:
     def begin(self, context: Context) -> None:
         """Begin an entry: what is due by its log time happens before it."""
         now = context.timestamp
-        self.now, self.index, self.effects = now, context.index, []
+        self.now, self.index, self.version, self.effects = now, context.index, context.version, []
         self._resent.clear()
         if self.options.expires_ms and not self.unused_since and not self.consumers:
             self.unused_since = now
@@ -408,7 +409,7 @@ class QueueState:
     def _deal(self, consumers: list[Consumer], dead: bool) -> None:
         given: dict[tuple[int, int], list[Held]] = {}
         # Who had no room for what was next then may have some for what is next now.
-        while self._deal_once(consumers, dead, given):
+        while self._deal_once(consumers, dead, given) and self.version > 2:
             pass
         for key, held in given.items():
             self.counts["delivered"] += sum(one.run.count for one in held)
@@ -422,7 +423,7 @@ class QueueState:
             equals = [one for one in consumers if one.priority == priority]
             equals.sort(key=lambda one: (one.serial <= self.served[dead], one.serial))
             while (waiting := self.dead.messages if dead else self.ready) and equals:
-                equals = [one for one in equals if one.room]
+                equals = [one for one in equals if one.room(self.version)]
                 share = max(1, waiting // len(equals)) if equals else 0
                 # Who has no room for the next message, large as it is, gets nothing more in this round.
                 fed = [one for one in equals if self._give(one, share, dead, given)]
@@ -441,7 +442,7 @@ class QueueState:
         return bool(runs)
 
     def _take(self, consumer: Consumer, share: int, dead: bool) -> list[Run]:
-        most = min(share, consumer.room)
+        most = min(share, consumer.room(self.version))
         room = max(0, consumer.credit_bytes - consumer.bytes)
         nothing = not consumer.messages
         if dead:
@@ -457,7 +458,7 @@ class QueueState:
             runs = shelf.take(min(count, left), room, nothing and not found)
             room -= sum(run.bytes for run in runs)
             found += runs
-        self.turn = (self.turn + sum(run.count for run in found)) % 3
+        self.turn = (self.turn + (sum(run.count for run in found) if self.version > 2 else most)) % 3
         return found
 
     # The end

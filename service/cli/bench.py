@@ -34,6 +34,7 @@ from logyard.bench.settings import (
     ReplaceSettings,
     ReplaySettings,
     SparkSettings,
+    flag_of,
 )
 
 from .bench_suite import bench_compare, bench_run
@@ -65,10 +66,9 @@ def options_of(kind: type[Any]) -> Callable[[F], F]:
 
         for one in reversed(dataclasses.fields(kind)):
             said = one.metadata
-            flag = f"--{said['flag'] or one.name}"
             default = one.default // said["unit"] if said["unit"] > 1 else one.default
             add_option = click.option(
-                flag, one.name, type=_type_of(one), default=default, show_default=True, help=said["told"]
+                flag_of(kind, one.name), one.name, type=_type_of(one), default=default, show_default=True, help=said["told"]
             )
             run = add_option(run)
         return run  # type: ignore[return-value]  # click calls it by keyword

@@ -70,6 +70,8 @@ def narrowed(profile: Profile, cases: str | None) -> Profile:
     if cases is None:
         return profile
     names = tuple(case_of(name.strip()).name for name in cases.split(",") if name.strip())
+    if not names:
+        raise click.BadParameter("name at least one case of the table", param_hint="--cases")
     return dataclasses.replace(profile, cases=names)
 
 
@@ -116,8 +118,8 @@ def bench_run(
         raise click.BadParameter(f"{where} is in memory ({kind}): give another, or --volatile", param_hint="--report")
     samples = Samples(where)
     names = [system.name for system in systems]
-    if samples.begin(chosen, names):
-        output.say(f"going on with what {where} has")
+    goes_on = samples.begin(chosen, names)
+    output.say(f"going on with what {where} has" if goes_on else f"samples go to {where}: --report {where} goes on there")
     total = len(plan([case_of(name) for name in chosen.cases], names, chosen.rounds, OURS))
     with output.progress("samples", total) as step:
         failed = run_suite(chosen, systems, samples, output.say, step)
@@ -193,7 +195,8 @@ def plain_row(row: Row) -> dict[str, Any]:
 def bench_compare(before: Path, after: Path, tolerance: float, output: Output) -> None:
     """Compare two runs: B over A as a gain, from the medians of each case, with what their rounds' spread allows.
 
-    Above 1 is better, whatever a case counts. Exit 1 if one is worse than the tolerance.
+    Above 1 is better, whatever a case counts. Exit 1 if one is worse than the tolerance, a rival too: then it was the
+    machine. Its speeds before the samples stand beside each case with --json, and it is said if it was another one.
 
     \b
     Example:
@@ -203,12 +206,12 @@ def bench_compare(before: Path, after: Path, tolerance: float, output: Output) -
     from logyard.bench.suite.samples import Samples
     from logyard.bench.suite.table import SuiteFailed
 
-    runs = []
-    for place in (before, after):
-        samples = Samples(place)
-        samples.told()
-        runs.append(rows(samples.all()))
+    kept = [Samples(place) for place in (before, after)]
+    hosts = [samples.told()["host"] for samples in kept]
+    runs = [rows(samples.all()) for samples in kept]
     changes, missing = compare(runs[0], runs[1], tolerance)
+    for samples in kept:
+        missing += [f"{name} in {samples.directory} is no case of this release" for name in samples.strangers()]
     if not changes:
         raise SuiteFailed(f"{before} and {after} have no case of a system in common")
     output.table(
@@ -222,6 +225,8 @@ def bench_compare(before: Path, after: Path, tolerance: float, output: Output) -
             for one in changes
         ],
     )  # fmt: skip
+    if hosts[0] != hosts[1]:
+        output.say(f"  A was made on {hosts[0]}, B on {hosts[1]}: no gain says what became of logyard")
     for said in missing:
         output.say(f"  {said}")
     worse = [f"{one.case} of {one.system}" for one in changes if one.worse]
@@ -230,6 +235,6 @@ def bench_compare(before: Path, after: Path, tolerance: float, output: Output) -
         for one in changes
     ]
     output.result(
-        {"ok": not worse, "tolerance": tolerance, "worse": worse, "missing": missing, "cases": cases},
+        {"ok": not worse, "tolerance": tolerance, "worse": worse, "missing": missing, "hosts": hosts, "cases": cases},
         f"worse: {', '.join(worse)}" if worse else f"nothing is worse by more than {tolerance:.0%}",
     )

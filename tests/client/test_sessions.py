@@ -169,7 +169,7 @@ async def test_reply_modes_priorities_and_waits() -> None:
         assert await normal.wait() == 7 and early.place == Place(7, 1) and early.offset == -1
         assert await log.wait_applied(8, term=1, node=2) == 8
         with pytest.raises(errors.Busy):
-            await log.wait_applied(99, timeout=0.1)
+            await log.wait_applied(99, timeout=1.0)
         assert await log.query(b"abc", consistency="linearizable") == b"cba"
         for wrong in ({"reply": "maybe"}, {"priority": "high"}, {"reply": "none", "reply_from": 1}):
             with pytest.raises(errors.BadRequest):

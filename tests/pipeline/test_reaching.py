@@ -25,7 +25,7 @@ from logyard.service.local_cluster import LocalCluster
 
 from .support import fill, reach
 
-PATIENCE_S = 0.5
+PATIENCE_S = 3.0
 
 
 def asked_of(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object] = lambda node: None) -> list[int]:

@@ -236,7 +236,7 @@ async def test_a_reply_that_comes_too_late_is_dropped(tmp_path: Path, monkeypatc
         submit = system.node.submit
         monkeypatch.setattr(system.node, "submit", lambda *frame, **options: kept.append(frame))
         with pytest.raises(Unknown, match="log"):
-            await log.append(b"late", timeout=0.05)
+            await log.append(b"late", timeout=0.5)
         monkeypatch.undo()
         ((uid, frame, sink, request),) = kept
         submit(uid, frame, sink, request)

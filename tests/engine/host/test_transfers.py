@@ -326,7 +326,7 @@ async def test_a_member_that_does_not_answer_is_passed_over(tmp_path: Path, faul
             await c.applied(among=[1, 3])
         else:
             await c.applied(among=[1, 3])
-            assert wire.sources() == {1} and c.system(3).transfers.pulls.failed == 1
+            assert wire.sources() == {1} and c.system(3).transfers.pulls.failed >= 1
         await served(c, 3, bodies)
 
 

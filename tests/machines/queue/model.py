@@ -423,7 +423,7 @@ class Bench:
         for frame in frames:
             shown.append(frame._replace(first=first))
             first += frame.records
-        context = Context(1, self.index, 1, self.now, 1, first)
+        context = Context(1, self.index, 1, self.now, Queue.version, first)
         self.records[self.index] = first
         self._renew()
         batch = self.machine.apply_batch(context, shown)
@@ -454,7 +454,7 @@ class Bench:
 
     def _outside(self, call: Any, session: int = 0) -> None:
         self.index += 1
-        context = Context(1, self.index, 1, self.now, 1, 1)
+        context = Context(1, self.index, 1, self.now, Queue.version, 1)
         self._renew()
         applied = call(self.machine, context)
         assert applied == call(self.other, context)

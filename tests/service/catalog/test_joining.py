@@ -133,9 +133,9 @@ def test_a_node_that_has_moved_says_where_it_is(tmp_path: Path) -> None:
         asked = cluster.nodes[1].client_address
         for one in (1, 3):
             until(lambda one=one: states(cluster, one) == dict.fromkeys((1, 2, 3), "active"), f"node {one} knows all")  # type: ignore[misc]
+        # Drawn while its own are in use.
+        node, moved = cluster.nodes[3], f"127.0.0.1:{free_ports(1)[0]}"
         cluster.end(3)
-        node = cluster.nodes[3]
-        moved = f"127.0.0.1:{free_ports(1)[0]}"
         text = node.config_path.read_text(encoding="utf-8")
         node.config_path.write_text(text.replace(node.peer_address, moved), encoding="utf-8")
         cluster.options[3] = ("--zone", "b")

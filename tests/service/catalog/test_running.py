@@ -248,7 +248,9 @@ async def test_two_founders_that_did_not_see_each_other(tmp_path: Path) -> None:
             configured = (1, 2, 3) if node < 4 else (4, 5, 6)
             run.nodes[node].system.spawn(run.nodes[node].keep_catalogue({}, configured, told, told, 0.02).run)
         await until(lambda: len(states(run, 3)) == 3 and len(states(run, 6)) == 3, "there are two")
-        members = [run.nodes[node].system.members[catalog_uid("testing")] for node in run.ids]
+        uid = catalog_uid("testing")
+        await until(lambda: all(uid in run.nodes[node].system.members for node in run.ids), "each has its member")
+        members = [run.nodes[node].system.members[uid] for node in run.ids]
 
         def both() -> bool:
             return {member.raft.base[1].voters for member in members} == {(1, 2, 3), (4, 5, 6)}

@@ -403,8 +403,9 @@ def test_a_second_cluster_on_the_directory_says_why_and_nothing_of_before(cluste
 def free_range(count: int) -> int:
     """The first of so many ports that are free now: tests run beside each other."""
     while True:
-        # Below those that the system gives to whoever connects.
-        first = random.randrange(12_000, 32_000)
+        # Of this worker's, below those that the system gives to whoever connects.
+        low, high = local_cluster.PORTS
+        first = random.randrange(low, high - count)
         try:
             free_ports(count, first)
         except ClusterFailed:

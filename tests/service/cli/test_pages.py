@@ -50,7 +50,7 @@ def test_records_of_several_pages(yard: Yard, monkeypatch: pytest.MonkeyPatch) -
     assert next(found)[0].payload == b"a"
     made(yard, b"b", 3)
     # It looks for so long whether the one that it reads is there again.
-    monkeypatch.setattr(yard, "timeout", 1.0)
+    monkeypatch.setattr(yard, "timeout", 3.0)
     with pytest.raises(UnknownGroup, match=ANOTHER):
         for record, _ in found:
             assert record.payload == b"a"

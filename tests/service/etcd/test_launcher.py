@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,10 +24,11 @@ from click.testing import CliRunner
 from logyard.client.aio import Yard, connect
 from logyard.engine.disk.lock import lock_directory
 from logyard.protocol.errors import BadRequest
+from logyard.service import local_cluster
 from logyard.service.cli.root import cli
 from logyard.service.etcd import launcher
 from logyard.service.etcd.cluster import MEMBERS
-from logyard.service.etcd.flags import Flags, native_place, parse_flags
+from logyard.service.etcd.flags import NATIVE_OFFSET, Flags, native_place, parse_flags
 from logyard.service.etcd.gateway import Gateway, Limits, Member
 from logyard.service.etcd.serving import create_group, serve
 from tests.engine.host.cluster import until
@@ -257,9 +259,11 @@ def test_another_gateway_in_front_of_the_same_cluster(tmp_path: Path) -> None:
 
 
 def free_peers(count: int) -> list[int]:
-    """Peer ports that are free, with those of the nodes' own clients, below the range that the system gives out."""
-    first = 10_000 + os.getpid() * 7 % 15_000
-    for base in range(first, 30_000):
+    """Peer ports that are free, with those of the nodes' own clients: of this worker's."""
+    low, high = local_cluster.PORTS
+    bases = list(range(low, high - NATIVE_OFFSET - count))
+    random.shuffle(bases)
+    for base in bases:
         ports = [base + number for number in range(count)]
         with ExitStack() as held:
             try:
