@@ -405,8 +405,9 @@ class Lane:
         # What comes later has a deadline of its own.
         self.close()
         late = [batch for batch in self.queue if batch.deadline <= now]
+        # Before anybody hears of it, who may send anew at once.
+        self.queue = [batch for batch in self.queue if batch.deadline > now]
         for batch in late:
-            self.queue.remove(batch)
             self._finish(batch, self._overdue(batch, batch.trouble))
         lost = [batch for batch in self.sent.values() if batch.deadline + GRACE_S <= now]
         for batch in lost:

@@ -26,7 +26,7 @@ from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
 from .runtime import Event, Nursery, Runtime, running
-from .session import Pushed, Retry, Routes, backoff, not_found, outcome, unreachable
+from .session import ATTEMPT_S, Pushed, Retry, Routes, backoff, not_found, outcome, unreachable
 from .session_keeper import SessionKeeper
 
 TIMEOUT_S = 30.0
@@ -227,19 +227,27 @@ class Network(AdminVerbs):
         wanted.on_done(lambda: self._routed(lane, wanted.error))
         return None
 
-    def _routed(self, lane: Lane, error: LogyardError | None) -> None:
+    def _go_on(self, lane: Lane) -> None:
+        """Send what waits in a lane that was held up. What this turn comes too late for is not sent any more: nobody
+        could say what became of it; whoever hears so may send anew, in a lane that is still held up."""
+        lane.expire(self.clock())
         lane.unmark()
+        self.kick(lane)
+
+    def _routed(self, lane: Lane, error: LogyardError | None) -> None:
         if error is not None:
+            lane.unmark()
             lane.fail(error)
             return
         try:
             self.routes.require(lane.name, lane.kind)
         except WrongKind as refusal:
+            lane.unmark()
             lane.fail(refusal)
             return
         uid, leader, _ = self.routes.groups[lane.name]
         lane.routed(uid, leader)
-        self.kick(lane)
+        self._go_on(lane)
 
     def _give_back(self) -> None:
         if self._freed:
@@ -537,6 +545,9 @@ class Network(AdminVerbs):
         except LogyardError as last:
             raise outcome(last, ambiguous, name) from None
         await self.runtime.sleep(wait)
+        if self.clock() + ATTEMPT_S > retry.deadline:
+            # The machine stood still: asked again it could not be answered in time, and nobody knew of what.
+            raise outcome(error, ambiguous, name)
 
     async def _target(self, call: Call[T], retry: Retry) -> Link:
         """Return an open link to whom the call is for; raise what stands in the way."""
@@ -596,10 +607,7 @@ class Network(AdminVerbs):
             now = self.clock()
             for lane in [lane for lane in self._held if lane.held_until <= now]:
                 self._held.discard(lane)
-                lane.unmark()
-                # What this turn comes too late for is not sent any more: nobody could say what became of it.
-                lane.expire(now)
-                self.kick(lane)
+                self._go_on(lane)
             if now >= scan:
                 scan = now + TICK_S
                 # A copy: what is told of its end may make another lane.

@@ -21,8 +21,10 @@ from logyard.client.kv_watch import Flow, Stream, Watch
 from logyard.client.messages import open_session
 from logyard.client.network import Network, Wanted
 from logyard.client.queue import Consumer, Message
+from logyard.client.runtime_trio import TrioRuntime
 from logyard.client.session import Routes
 from logyard.engine.config import SystemConfig
+from logyard.protocol.frame import encode_frame
 
 from .fake_system import FakeCluster, fake_cluster, start_node
 
@@ -213,6 +215,47 @@ async def test_what_a_late_turn_finds_past_its_time_is_not_sent() -> None:
             threading.Event().wait(1.5)
             with pytest.raises(errors.Busy):
                 await pending.wait()
+
+
+async def test_what_is_given_up_in_a_late_turn_may_send_anew_at_once() -> None:
+    """It took what waited beside it along, past its time as well, and the client ended over what was gone."""
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("a", [1], 1)
+        log = yard.log("a")
+        await log.append(b"x")
+        cluster.nodes[1].busy = 1 << 30
+        yard.timeout = 0.5
+        pending = log.append_nowait(b"y")
+        (lane,) = yard.lanes
+        anew: list[Any] = []
+        pending.on_done(lambda: anew.append(log.append_nowait(b"z")))
+        with trio.fail_after(20):
+            while not lane.held_until:
+                await trio.lowlevel.checkpoint()
+            beside = log.append_nowait(b"w")
+            threading.Event().wait(1.5)
+            for one in (pending, beside):
+                with pytest.raises(errors.Busy):
+                    await one.wait()
+            cluster.nodes[1].busy = 0
+            assert await anew[0].wait() == 1 and await log.append(b"v") == 2
+
+
+async def test_what_comes_late_out_of_a_back_off_is_refused_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine stood still: it was sent once more, with no time for an answer, and nobody knew what became of it."""
+
+    async def late(seconds: float) -> None:
+        cluster.nodes[1].silent = True
+        await trio.sleep(seconds)
+        threading.Event().wait(1.0)
+
+    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
+        cluster.create("a", [1], 1)
+        await yard.log("a").append(b"x")
+        cluster.nodes[1].busy = 1 << 30
+        monkeypatch.setattr(TrioRuntime, "sleep", staticmethod(late))
+        with trio.fail_after(20), pytest.raises(errors.Busy):
+            await yard.command("a", encode_frame([(b"", b"x")], command=b"\x01"), timeout=0.5)
 
 
 async def test_a_dead_leader_is_replaced_and_what_was_cut_is_sent_again() -> None:
