@@ -26,7 +26,7 @@ from .lane import Lane, Window
 from .link import Bell, Dial, Link
 from .log import SESSION_TTL_S
 from .runtime import Event, Nursery, Runtime, running
-from .session import ATTEMPT_S, Pushed, Retry, Routes, backoff, not_found, outcome, unreachable
+from .session import ATTEMPT_S, Pushed, Retry, Routes, backoff, last_of, not_found, outcome, says_more, unreachable
 from .session_keeper import SessionKeeper
 
 TIMEOUT_S = 30.0
@@ -491,8 +491,8 @@ class Network(AdminVerbs):
                     raise Unknown(f"{call.method}: not known whether it happened: {error}")
             except LogyardError as refusal:
                 error = refusal
-                if call.idempotent and isinstance(error, Unknown) and said is not None:
-                    # Out of time over asking again: what was answered before says more.
+                if call.idempotent and isinstance(error, Unknown) and says_more(said):
+                    # Out of time over asking again.
                     raise said from None
                 said = error if reached else said
                 ambiguous |= isinstance(error, Unknown) and not call.idempotent
@@ -500,7 +500,7 @@ class Network(AdminVerbs):
                     raise
             if call.group:
                 self.routes.stumbled(call.group, error)
-            await self._pause(retry, error, not reached, ambiguous, call.method)
+            await self._pause(retry, last_of(error, said), not reached, ambiguous, call.method)
 
     async def listen(self, call: Call[Any], retry: Retry, pushed: Pushed) -> None:
         """Ask once, for as long as the answer takes, which only says why it is over: raises that."""

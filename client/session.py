@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from logyard.protocol import wire
 from logyard.protocol.errors import (
@@ -348,6 +348,20 @@ def outcome(error: LogyardError, ambiguous: bool, name: str) -> LogyardError:
     if not ambiguous or committed or isinstance(error, Unknown | SessionExpired):
         return error
     return Unknown(f"{name}: not acknowledged, and not known whether it happened: {error}")
+
+
+def says_more(said: LogyardError | None) -> TypeGuard[LogyardError]:
+    """Return whether what an earlier try was answered says more than that a later one was not answered in time. That
+    one node does not have the group any more does not: whoever has it was asked behind that."""
+    return said is not None and not isinstance(said, UnknownGroup)
+
+
+def last_of(error: LogyardError, said: LogyardError | None) -> LogyardError:
+    """Return the error of a try, for who has no other one: where it found no leader, with what was `said` before by one
+    that did not have the group. Whether nobody has it is not known, so that is no `UnknownGroup`."""
+    if type(error) is not NotLeader or not isinstance(said, UnknownGroup):
+        return error
+    return NotLeader.told(f"{error.message}; told before: {said.message}", error.details)
 
 
 class Retry:

@@ -32,7 +32,7 @@ from .log import SESSION_TTL_S, close_call, open_call
 from .machine_sync import Machine
 from .queue_sync import Queue
 from .sequences import RENEW, STRUCK, Ticket, expired, final, new_number
-from .session import ATTEMPT_S, Pushed, Retry, Routes, not_found, outcome
+from .session import ATTEMPT_S, Pushed, Retry, Routes, last_of, not_found, outcome, says_more
 from .sync_link import Connection
 from .sync_log import Log
 from .sync_session import SyncSession
@@ -233,8 +233,8 @@ class Yard(AdminVerbs, TopicVerbs):
                 if cut and time.monotonic() >= deadline:
                     # Asked, and not answered in time: another thing than a node that is not there.
                     error.details["late"] = True
-                if call.idempotent and cut and said is not None and time.monotonic() >= deadline:
-                    # Out of time over asking again: what was answered before says more.
+                if call.idempotent and cut and says_more(said) and time.monotonic() >= deadline:
+                    # Out of time over asking again.
                     raise said
                 said = error if not cut else said
                 ambiguous |= (cut or isinstance(error, Unknown)) and not call.idempotent
@@ -248,7 +248,7 @@ class Yard(AdminVerbs, TopicVerbs):
                 if connection is not None:
                     self._give(connection, cut)
             try:
-                self._stumbled(call.group, error, retry, cut)
+                self._stumbled(call.group, last_of(error, said), retry, cut)
             except LogyardError as last:
                 raise outcome(last, ambiguous, call.method) from last
 
@@ -511,6 +511,9 @@ class Yard(AdminVerbs, TopicVerbs):
         everyone = self._everyone()
         self._chance.shuffle(everyone)
         for address in everyone:
+            if unheard and time.monotonic() >= retry.deadline:
+                # Who is not asked for want of time is nobody that can't be reached.
+                break
             try:
                 connection = self._take(address, retry.deadline)
             except LogyardError:

@@ -27,7 +27,7 @@ from logyard.engine.replica.build import MakeCore, make_raft
 from logyard.engine.replica.member import Member
 from logyard.engine.transport.blobs import CATALOG_ANSWER, CATALOG_ASK, CATALOG_VIEW, without_body
 from logyard.engine.transport.config import TransportConfig
-from logyard.engine.transport.handler import PeerStatus, no_peer, was_removed
+from logyard.engine.transport.handler import PeerStatus, was_removed
 from logyard.engine.transport.peers import Peers
 from logyard.engine.transport.reactor import reactor
 from logyard.engine.types import Buffer
@@ -398,10 +398,9 @@ async def _no_catalog(*what: object) -> Any:
 
 
 def _denied(node: int, peers: Sequence[PeerStatus]) -> bool:
-    """Return whether all other nodes say that a node is no peer of theirs, and some that it was removed."""
-    return all(not one.up and no_peer(node, one.node) in one.error for one in peers) and any(
-        was_removed(node, one.node) in one.error for one in peers
-    )
+    """Return whether no other node has to do with a node, and some say that it was removed: others may be gone, too,
+    and who is removed never comes back."""
+    return not any(one.up for one in peers) and any(was_removed(node, one.node) in one.error for one in peers)
 
 
 def _addresses(config: NodeConfig, known: Mapping[int, Place], proof: bool) -> dict[int, Address]:

@@ -54,12 +54,12 @@ def compose_repair(ground: Ground, storage: Storage, replicas: Replicas, transfe
     store, spawn, meta_batch, above = ground.store, ground.spawn, storage.meta_batch, Above()
     reader, retire = replicas.reader, replicas.retire
     payload_repair = PayloadRepair(transfers.pulls, reader, store, storage.rehoming.write_back)
-    host = log_repair.Host(replicas.builder.build, replicas.enliven, retire.silence, retire.stop, spawn)
+    turns = MendTurns(ground.node_id, ground.live, above.find, ground.network.send_blob)
+    host = log_repair.Host(replicas.builder.build, replicas.enliven, retire.silence, retire.stop, spawn, turns.keep)
     logs = LogRepair(ground.node_id, ground.members, meta_batch, storage.group_logs, reader, host)
     refill = Refill(
         store, payload_repair, above.find, logs.barred, meta_batch.commit_store, meta_batch.owe_store, spawn
     )  # fmt: skip
-    turns = MendTurns(ground.node_id, ground.live, above.find, ground.network.send_blob)
 
     def is_busy() -> bool:
         return above.is_busy() or storage.segment_writer.unflushed.backlog_files > 1

@@ -137,6 +137,8 @@ class Host(NamedTuple):
     stop: Callable[[Member, str], None]
     """Stop a member for good, for this reason."""
     spawn: Callable[..., None]
+    keep_turn: Callable[[Member], object] = lambda member: None
+    """Tell whoever leads its group that a member has stopped, and is not mended yet."""
 
 
 class LogRepair:
@@ -361,7 +363,20 @@ class LogRepair:
         self._host.spawn(self._rebuild, member, reason)
 
     async def _rebuild(self, old: Member, reason: str) -> None:
-        """Make a new member, which is mended by the others, of what is certain of a stopped one."""
+        """Make a new member, which is mended by the others, of what is certain of a stopped one. Until that is there
+        nobody hears that this one does not count: it may wait for the janitor, for all of its log to be read, or for
+        room on the disk."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_turn, old)
+            await self._rebuild_at_last(old, reason)
+            nursery.cancel_scope.cancel()
+
+    async def _keep_turn(self, old: Member) -> None:
+        while True:
+            self._host.keep_turn(old)
+            await trio.sleep(AGAIN_S)
+
+    async def _rebuild_at_last(self, old: Member, reason: str) -> None:
         try:
             while True:
                 try:
@@ -520,7 +535,8 @@ def stop(member: Member, reason: str) -> None:
 
 ANSWER_S = 2.0
 HELD_S = 10.0
-"""So long a turn is kept until its holder says that it is damaged; from then on the leader sees for itself."""
+"""So long a turn is kept until its holder says that it is damaged, or once more that it has stopped; of who is damaged
+the leader sees for itself."""
 
 
 class MendTurns:
@@ -557,10 +573,21 @@ class MendTurns:
         finally:
             del self._asked[request]
 
+    def keep(self, member: Member) -> None:
+        """Keep the turn of this node's member, which has stopped and is not mended yet. It does not hear any more who
+        leads."""
+        for node in member.raft.configuration.nodes() - {self._node_id}:
+            self._send(node, MEND_ASK, 0, {"uid": member.uid, "first": 0, "stopped": True})
+
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
         """Take the question of another node, or its answer."""
         if kind == MEND_ASK:
             member = self._find(header["uid"])
+            if header.get("stopped"):
+                if member is not None and member.raft.role == LEADER:
+                    # Whoever allowed it: it counts for nothing already.
+                    self._turns[member.uid] = (node, trio.current_time() + HELD_S)
+                return
             ok = member is not None and self._allow(member, node, header["first"])
             self._send(node, MEND_TURN, request, {"ok": ok})
         elif request in self._asked:

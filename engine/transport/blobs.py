@@ -179,7 +179,7 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
     SNAPSHOT_DONE: {"uid": _number, "ok": _flag, "error": _text_or_none},
     READ_ASK: {"uid": _number},
     READ_INDEX: {"uid": _number, "index": _number, "error": _text_or_none},
-    MEND_ASK: {"uid": _number, "first": _number},
+    MEND_ASK: {"uid": _number, "first": _number, "stopped?": _flag},
     MEND_TURN: {"ok": _flag},
     MACHINE_VERSIONS: {"machines": _versions},
     SLEEP: {"groups": _list_of(_row(_number, _number, _number))},

@@ -175,7 +175,7 @@ class Keeper:
         # When this process was last seen to go on, by the monotonic clock.
         self._noted = 0.0
         self._is_unwanted = False
-        """It was told that it was removed, as it said who it is."""
+        """It was told that it was removed, as it said who it is, or has said so itself: its copy goes after that."""
         self._said: dict[int, Mapping[str, Any]] = {}
         # By node: whom it hears, by its last word.
         self.views: dict[int, frozenset[int]] = {}
@@ -211,8 +211,9 @@ class Keeper:
 
     def check(self, nodes: Collection[int] = ()) -> None:
         """Raise `Refused` where this node, or one of `nodes`, was removed from the cluster."""
-        if self.removed:
-            raise Refused(self.removed)
+        if removed := self.removed:
+            self._is_unwanted = True
+            raise Refused(removed)
         catalog = self.catalog
         rows: Mapping[int, Node] | Table[Node] = {} if catalog is None else nodes_of(catalog).rows
         for node in nodes:
@@ -282,6 +283,7 @@ class Keeper:
     async def _look(self) -> None:
         self._tell()
         catalog, trouble = self.catalog, ""
+        self._is_unwanted |= bool(self.removed)
         if catalog is None:
             trouble = await self._find()
             try:

@@ -21,7 +21,16 @@ from logyard.client.session import Pushed, not_secured
 from logyard.client.session_keeper import SessionKeeper
 from logyard.client.sync import connect_sync
 from logyard.protocol import wire
-from logyard.protocol.errors import BadRequest, Busy, LogyardError, SessionExpired, encode_error
+from logyard.protocol.errors import (
+    BadRequest,
+    Busy,
+    LogyardError,
+    NotLeader,
+    SessionExpired,
+    Unknown,
+    UnknownGroup,
+    encode_error,
+)
 from logyard.protocol.frame import Buffer
 
 from .test_link import UID, Wire
@@ -71,6 +80,39 @@ async def test_who_listens_for_long_bears_a_handshake_that_fails(autojump_clock:
     net.targets = [untrusted] * 9
     with pytest.raises(LogyardError, match="no TLS"):
         await net.run(call, inf, lambda header, data: None)
+
+
+def without_it() -> Any:
+    async def call(method: str, arguments: Any, deadline: float, pushed: Pushed) -> tuple[Any, bool]:
+        raise UnknownGroup("no group 'a' on node 1")
+
+    return SimpleNamespace(call=call, address=ADDRESS)
+
+
+def without_a_leader() -> Any:
+    raise NotLeader.told("a: no leader found in time")
+
+
+async def test_who_finds_no_leader_at_last_says_what_it_was_told_before(autojump_clock: Any) -> None:
+    net = Net()
+    net.targets = [without_it, *[without_a_leader] * 99]
+    with pytest.raises(NotLeader, match="no leader found in time; told before: no group 'a' on node 1"):
+        await net.run(call_leader("latest", "a"), 0.5)
+
+
+def too_slow() -> Any:
+    async def call(method: str, arguments: Any, deadline: float, pushed: Pushed) -> tuple[Any, bool]:
+        raise Unknown(f"{method}: node 2 did not answer in time")
+
+    return SimpleNamespace(call=call, address=ADDRESS)
+
+
+async def test_a_group_that_moved_to_a_node_that_hangs_is_not_unknown(autojump_clock: Any) -> None:
+    """Who lists topics took that for none."""
+    net = Net()
+    net.targets = [without_it, *[too_slow] * 99]
+    with pytest.raises(Unknown):
+        await net.run(call_leader("latest", "a"), 0.5)
 
 
 async def test_what_is_no_name_of_a_host_is_told_as_that() -> None:

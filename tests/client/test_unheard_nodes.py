@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from logyard.client.admin import call_leader
 from logyard.client.fork import HERE
 from logyard.client.network import Network
 from logyard.client.session import Retry, Routes, unreachable
@@ -136,6 +137,43 @@ def test_nor_does_it_with_the_blocking_client(down: str, copies: int, nowhere: s
         yard._leader(name, retry)
     if down in ("b", "bc"):
         assert all(f"{node}:1" in str(raised.value) for node in down), "it names whom it could not ask"
+
+
+def test_the_blocking_client_says_what_it_was_told_before() -> None:
+    class Told(Blocking):
+        def _take(self, address: tuple[str, int], deadline: float) -> Any:
+            connection = super()._take(address, deadline)
+
+            def call(verb: str, values: Any, deadline: float) -> Any:
+                if verb in ("locate", "cluster"):
+                    return connection.call(verb, values, deadline)
+                return SimpleNamespace(error=UnknownGroup("no group 'log' on node 1"), value=None, was_cut=False)
+
+            return SimpleNamespace(call=call)
+
+    yard = Told(OLD)
+    yard.down = "b"
+    yard._routes.groups["log"] = (9, 1, (1, 2, 3))
+    with pytest.raises(NotLeader, match=r"b:1 can't be reached; told before: no group 'log' on node 1"):
+        yard.run(call_leader("latest", "log"), 0.3)
+
+
+def test_nobody_is_asked_behind_one_that_took_all_the_time() -> None:
+    """Its deadline was over: they were said to be out of reach, and their connections were closed."""
+    yard, retry = Blocking(OLD), Retry(time.monotonic() - 1, random.Random(1), False)
+    yard._routes.groups["log"] = (9, 0, (1, 2, 3))
+    yard.down = "abc"
+    tried: list[str] = []
+    taking = yard._take
+
+    def take(address: tuple[str, int], deadline: float) -> Any:
+        tried.append(address[0])
+        return taking(address, deadline)
+
+    yard._take = take  # type: ignore[method-assign]
+    with pytest.raises(NotLeader, match="no leader known"):
+        yard._leader("log", retry)
+    assert len(tried) == 1
 
 
 LEFT = {1: "a:1", 2: "b:1"}

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from logyard.engine.entry import Entry, build_plain
 from logyard.engine.log import meta_rows
@@ -18,11 +19,11 @@ from logyard.engine.raft.mending import Mend
 from logyard.engine.raft.raft_log import RaftLog
 from logyard.engine.raft.state import Limits
 from logyard.engine.recovery.damage import Damaged
-from logyard.engine.repair.log_repair import Host, LogRepair, MendTurns
+from logyard.engine.repair.log_repair import AGAIN_S, HELD_S, Host, LogRepair, MendTurns
 from logyard.engine.replica.member import STOPPED, Member
 from logyard.engine.transport.blobs import MEND_ASK, MEND_TURN
 from logyard.engine.types import Spec
-from logyard.protocol.errors import Corrupt, LogyardError
+from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
 
 UID = 9
 LAST = 10
@@ -86,9 +87,11 @@ class Rig:
         self.nursery: trio.Nursery
         self.built: list[tuple[meta_rows.StateRow | None, Mend | None]] = []
         self.fails = ""
+        # So many commits find no room; and how often the turn of who waits was kept.
+        self.short = self.kept = 0
         host = Host(
             self.build, lambda member: self.events.append("enlivened"), self.silence,
-            lambda member, reason: self.events.append("stopped"), self.spawn,
+            lambda member, reason: self.events.append("stopped"), self.spawn, self.keep_turn,
         )  # fmt: skip
         self.repair = self.again(host)
 
@@ -109,6 +112,9 @@ class Rig:
         last = max((run[1] for run in state.runs), default=0) if state is not None else 0
         return member_of(RaftLog(0, 0, [(1, 1)] if last else (), last_index=last), mend, spec.voters)
 
+    def keep_turn(self, member: Member) -> None:
+        self.kept += 1
+
     def silence(self, member: Member, reason: str, state: str) -> None:
         self.events.append("silenced")
         member.state = state
@@ -127,6 +133,9 @@ class Rig:
     async def commit(
         self, build: Callable[[], Iterable[Any]], store: bool = False, then: Callable[[], None] | None = None
     ) -> None:
+        if self.short:
+            self.short -= 1
+            raise NoSpace("the disk is full")
         self.meta.commit(build())
         if then is not None:
             then()
@@ -219,6 +228,18 @@ async def test_one_that_can_not_be_mended_now_stays_stopped_and_says_why() -> No
     assert "enlivened" not in rig.events
 
 
+async def test_who_waits_to_be_made_anew_keeps_its_turn(autojump_clock: trio.testing.MockClock) -> None:
+    """Ten seconds after it had stopped its leader let another one go, and nobody was left to mend either."""
+    old = healthy()
+    rig = Rig(old, good=6)
+    rig.short = 30
+    began = trio.current_time()
+    await rig.run(lambda: rig.repair.found(old, Corrupt("segment 5", 8, "this", "that")))
+    waited = trio.current_time() - began
+    assert waited >= 30 * AGAIN_S > HELD_S and rig.kept * HELD_S / 2 > waited
+    assert rig.events[-1] == "enlivened" and rig.members[UID] is not old
+
+
 async def test_a_group_whose_definition_is_lost_waits_for_it() -> None:
     rig = Rig()
     damaged = Damaged("lost", True, THROUGH, True)
@@ -253,6 +274,28 @@ async def test_a_leader_lets_one_go_at_a_time() -> None:
         turns.on_blob(node, MEND_ASK, 5, {"uid": UID, "first": 4})
     assert [(node, header["ok"]) for node, _, header in post.sent] == [(1, True), (2, False), (1, True)]
     assert not await turns.may_begin(member, 4), "nor itself, while another one may"
+
+
+async def test_a_turn_is_kept_for_who_has_stopped_and_says_so(autojump_clock: trio.testing.MockClock) -> None:
+    member = healthy()
+    member.raft.role = LEADER
+    post = Post()
+    turns = MendTurns(3, {1, 2, 3}, {UID: member}.get, post)
+
+    def deliver(node: int, kind: int, request: int, header: Any, body: Any = ()) -> bool:
+        if node == 3:
+            turns.on_blob(1, kind, request, header)
+        return True
+
+    stopped = MendTurns(1, {1, 2, 3}, lambda uid: None, deliver)
+    turns.on_blob(1, MEND_ASK, 5, {"uid": UID, "first": 4})
+    for _ in range(3):
+        await trio.sleep(HELD_S - 1.0)
+        stopped.keep(member)
+        turns.on_blob(2, MEND_ASK, 6, {"uid": UID, "first": 4})
+    await trio.sleep(HELD_S + 1.0)
+    turns.on_blob(2, MEND_ASK, 7, {"uid": UID, "first": 4})
+    assert [(node, header["ok"]) for node, _, header in post.sent] == [(1, True), *[(2, False)] * 3, (2, True)]
 
 
 async def test_no_quorum_without_it_no_turn() -> None:

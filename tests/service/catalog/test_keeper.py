@@ -13,6 +13,7 @@ import trio.testing
 
 from logyard.engine.raft.configuration import Configuration
 from logyard.engine.raft.state import FOLLOWER, LEADER
+from logyard.engine.transport.handler import PeerStatus, was_removed
 from logyard.engine.types import Spec
 from logyard.machines.catalog.logs import MAKING, RESERVED, Log
 from logyard.machines.catalog.nodes import ACTIVE, DEAD, NODE_REMOVED, REMOVED, SILENT, Node
@@ -22,6 +23,7 @@ from logyard.service.catalog import keeper as keeping
 from logyard.service.catalog.keeper import SAY_LOOKS, Keeper
 from logyard.service.catalog.sleepers import WOKEN_AT_ONCE
 from logyard.service.catalog.steps import listed
+from logyard.service.node import _denied
 from tests.machines.catalog.told import Told, wanted
 
 
@@ -179,6 +181,43 @@ async def test_a_node_without_a_copy_that_all_others_refuse_as_removed_says_so()
     assert "node 3 was removed from this cluster" in keeper.trouble
     with pytest.raises(Refused, match="was removed from this cluster"):
         keeper.check()
+
+
+def test_a_node_hears_that_it_was_removed_though_another_one_is_gone() -> None:
+    """Its configuration names one that is down, or was removed as well: it said `not heard of yet` for good."""
+    said = was_removed(3, 1)
+    one, two = (PeerStatus(node, ("127.0.0.1", 1), False, False, 1, 0, 0, 0, "refused") for node in (1, 2))
+    assert _denied(3, [one._replace(error=f"bulk: {said}"), two])
+    assert not _denied(3, [one, two])
+    assert not _denied(3, [one._replace(error=f"bulk: {said}"), two._replace(up=True)])
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["it looked", "it was asked"])
+async def test_what_its_own_copy_said_holds_when_that_has_to_go(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said so, and then nothing for as long as not all others refused it."""
+
+    async def nothing(catalog: object) -> None:
+        return None
+
+    rows = Table("rows", Node)
+    rows.put(2, a_node(REMOVED))
+    copies: list[object] = [object()]
+    monkeypatch.setattr(keeping, "catalog_of", lambda member: copies[-1])
+    monkeypatch.setattr(keeping, "nodes_of", lambda catalog: SimpleNamespace(rows=rows))
+    here: Any = SimpleNamespace(
+        cluster="c", node_id=2, live={2}, members={}, names={}, configured={1, 2, 3}, said=dict, denied=lambda: False
+    )
+    keeper = Keeper(here, cast(Any, SimpleNamespace(calls=None)))
+    for part in ("_acquaint", "_lead", "_report", "_let_go", "_move"):
+        monkeypatch.setattr(keeper, part, nothing)
+    if asked:
+        with pytest.raises(Refused, match="was removed from this cluster"):
+            keeper.check()
+    else:
+        await keeper._look()
+    copies.append(None)
+    await keeper._look()
+    assert "node 2 was removed from this cluster" in keeper.trouble
 
 
 async def test_creations_whose_members_are_away_wait_and_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
