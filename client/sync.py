@@ -507,7 +507,8 @@ class Yard(AdminVerbs, TopicVerbs):
             if leader in self._routes.addresses:
                 return self._routes.groups[name][0], self._routes.addresses[leader]
         NAME.check(name)
-        unknown, unheard = 0, []
+        unknown = 0
+        unheard: list[tuple[str, int]] = []
         everyone = self._everyone()
         self._chance.shuffle(everyone)
         for address in everyone:

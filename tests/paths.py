@@ -47,10 +47,11 @@ RECORDED = Path(__file__).with_name("paths.json")
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 SYSTEM_CALLS = frozenset(
     {
-        "sendmsg", "send", "recv_into", "recv", "recvmsg_into", "poll", "pwritev", "pwrite", "preadv", "pread",
-        "fdatasync", "fsync",
+        "sendmsg", "send", "writev", "recv_into", "recv", "recvmsg_into", "readv", "poll",
+        "pwritev", "pwrite", "preadv", "pread", "fdatasync", "fsync",
     }
 )  # fmt: skip
+NODES = (1, 2, 3)
 PATIENCE_S = 60.0
 Deed = Callable[[], Awaitable[Any]]
 
@@ -174,12 +175,12 @@ async def measured(directory: Path, counter: Counter, rounds: int) -> Paths:
     """Start three nodes, measure, stop them."""
     ports = free_ports(6)
     make_secret(directory / "peer.secret")
-    doors = {number: ("127.0.0.1", ports[number - 1]) for number in (1, 2, 3)}
-    peers = {number: ("127.0.0.1", ports[number + 2]) for number in (1, 2, 3)}
+    doors = {number: ("127.0.0.1", ports[number - 1]) for number in NODES}
+    peers = {number: ("127.0.0.1", ports[number + 2]) for number in NODES}
     paths = Paths(counter, rounds)
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(trio.open_nursery())
-        for number in (1, 2, 3):
+        for number in NODES:
             config = NodeConfig(
                 id=number, directory=directory / f"node-{number}", client_listen=doors[number],
                 peer_listen=peers[number], peers={other: peers[other] for other in peers if other != number},

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from .paths import RECORDED, SYSTEM_CALLS, VERSION
+from .paths import NODES, RECORDED, SYSTEM_CALLS, VERSION
 from .source_tree import ROOT
 
 MORE = 1.03
@@ -31,5 +31,8 @@ def test_paths_are_measured() -> None:
         pytest.skip(f"nothing is recorded for Python {VERSION}: python -m tests.paths --record")
     now = found["paths"]["append"]
     assert now["calls"] <= recorded["calls"] * MORE and now["changes"] <= recorded["changes"] * MORE, now
-    more = {name: count for name, count in now.items() if name in SYSTEM_CALLS and count > recorded.get(name, 0) + 1}
+    # The slower follower's write may come behind the acknowledgement, or before it in all rounds.
+    disk = {"pwritev": len(NODES), "fdatasync": len(NODES), "pwrite": 0, "fsync": 0}
+    most = {name: disk.get(name, recorded.get(name, 0) + 1) for name in SYSTEM_CALLS}
+    more = {name: count for name, count in now.items() if count > most.get(name, count)}
     assert not more, f"more system calls an append than {recorded}: {more}"

@@ -109,7 +109,8 @@ def attempt(case: Case, system: Contender, profile: Profile, work: Path, process
 def client_share(figures: Mapping[str, Any], processes: int) -> float | None:
     """Return how much of a core a load process used while it ran, of a queue's two the busier one; None where that is
     not known."""
-    spent, seconds = max(figures.get("client_cpu_s") or 0.0, figures.get("consumer_cpu_s") or 0.0), figures.get("seconds")
+    spent = max(figures.get("client_cpu_s") or 0.0, figures.get("consumer_cpu_s") or 0.0)
+    seconds = figures.get("seconds")
     if not spent or not seconds:
         return None
     return round(float(spent) / (float(seconds) + float(figures.get("warmup_s", 0.0))) / processes, 3)

@@ -46,8 +46,8 @@ class Queue:
 
     __slots__ = ("options", "state")
     version = 3
-    """From version 2 on log time can jump (`jumped`); the host asks for it when it needs it. From version 3 on consumers
-    get all that there is room for at once, and priorities take turns by what went out."""
+    """From version 2 on log time can jump (`jumped`). From version 3 on consumers get all that there is room for at
+    once, and priorities take turns by what went out."""
     exclusive = True
     """It releases whole entries: payloads of another machine in its group would go with them."""
 

@@ -68,8 +68,9 @@ def options_of(kind: type[Any]) -> Callable[[F], F]:
             said = one.metadata
             default = one.default // said["unit"] if said["unit"] > 1 else one.default
             add_option = click.option(
-                flag_of(kind, one.name), one.name, type=_type_of(one), default=default, show_default=True, help=said["told"]
-            )
+                flag_of(kind, one.name), one.name, type=_type_of(one), default=default, show_default=True,
+                help=said["told"],
+            )  # fmt: skip
             run = add_option(run)
         return run  # type: ignore[return-value]  # click calls it by keyword
 

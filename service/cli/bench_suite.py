@@ -119,7 +119,7 @@ def bench_run(
     samples = Samples(where)
     names = [system.name for system in systems]
     goes_on = samples.begin(chosen, names)
-    output.say(f"going on with what {where} has" if goes_on else f"samples go to {where}: --report {where} goes on there")
+    output.say(f"going on with what {where} has" if goes_on else f"samples go to {where}, where --report goes on")
     total = len(plan([case_of(name) for name in chosen.cases], names, chosen.rounds, OURS))
     with output.progress("samples", total) as step:
         failed = run_suite(chosen, systems, samples, output.say, step)

@@ -343,3 +343,17 @@ def test_a_node_with_a_sync_delay_has_its_syncs_in_our_library(tmp_path: Path) -
         check=True,
     )
     assert done.stdout.strip() == told["LD_PRELOAD"]
+    # As LMDB writes its meta page: no sync follows.
+    timed = (
+        "import os, time\n"
+        "for flag in (os.O_DSYNC, os.O_SYNC):\n"
+        "    fd, began = os.open('direct', os.O_RDWR | os.O_CREAT | flag), time.monotonic()\n"
+        "    assert os.pwrite(fd, b'data', 3) == 4 and os.pread(fd, 4, 3) == b'data'\n"
+        "    print(time.monotonic() - began)\n"
+    )
+    told = delayed_environment(tmp_path, 300.0)
+    done = subprocess.run(
+        [sys.executable, "-c", timed], capture_output=True, text=True, env={**os.environ, **told}, cwd=tmp_path,
+        check=True,
+    )  # fmt: skip
+    assert all(float(line) >= 0.3 for line in done.stdout.split()) and len(done.stdout.split()) == 2

@@ -35,6 +35,7 @@ def test_the_report_stands_alone_and_shows_every_row() -> None:
     # Opened from disk it must find everything in itself.
     assert not re.search(r"(src|href)=|@import|<script", text)
     assert text.count("<svg") == 2 and text.count("<table>") == 3
+    assert "<th>loop M/s</th><th>sync us</th>" in text and "<td></td><td>120</td><td></td>" in text
     for said in ("100 - 140", "not installed: apt-get install redis-server", "less is better", "fdatasync_us"):
         assert said in text
     assert "does &lt;nothing&gt;" in text and "<nothing>" not in text
@@ -72,7 +73,7 @@ def test_the_line_says_where_we_are_behind() -> None:
     assert line.startswith("`logyard bench run standard --against etcd`, ")
     assert "120 /s (0.24 x ra 1.0, 2.4 x etcd 1.0)" in line
     assert "2026-11-23, 2 shared cores" in line and "redis" not in line
-    assert "2 alternating rounds" in line and "(ra: its machine does <nothing>)" in line
+    assert "medians of 1 to 2 alternating rounds" in line and "(ra: its machine does <nothing>)" in line
 
 
 def test_alone_the_line_is_our_own_figures() -> None:

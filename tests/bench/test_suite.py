@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from logyard.bench.settings import AppendSettings
 from logyard.bench.suite import ours, run
 from logyard.bench.suite.figures import compare, rows
+from logyard.bench.suite.ours import KINDS
 from logyard.bench.suite.run import Contender, make, run_suite
 from logyard.bench.suite.samples import Sample, Samples, plan
 from logyard.bench.suite.sync_delay import delayed_environment
-from logyard.bench.suite.table import CASES, OURS, PROFILES, BadSuite, Case, Profile, SuiteFailed, case_of
+from logyard.bench.suite.table import CASES, OURS, PROFILES, SPLIT, BadSuite, Case, Profile, SuiteFailed, case_of
+from logyard.service.cli.root import cli
 
 TINY = Profile("tiny", "for tests", ("closed-256", "recover-100"), 3, 0.1, 0.0)
 
@@ -195,6 +198,22 @@ def test_a_row_has_the_median_and_its_spread() -> None:
     assert row.failed == ["it ended"]
 
 
+def test_a_load_that_can_not_be_split_is_made_once(tmp_path: Path) -> None:
+    """A queue's was made again, the same, and said to be of two processes."""
+    asked: list[int] = []
+
+    def run_one(case: Case, profile: Profile, directory: Path, processes: int) -> dict[str, Any]:
+        asked.append(processes)
+        return {case.figure: 100.0 + len(asked), "client_cpu_s": 1.0, "consumer_cpu_s": 1.9, "seconds": 2.0}
+
+    found = make(case_of("queue-256"), Contender(OURS, "1", run_one), TINY, tmp_path / "work", 1)
+    assert asked == [1] and found["processes"] == 1
+    assert found["figures"]["client_share"] == 0.95, "of who publishes and who consumes the busier one"
+    assert {*SPLIT} == {
+        kind for kind, known in KINDS.items() if "processes" in {one.name for one in dataclasses.fields(known.settings)}
+    }
+
+
 def test_a_row_says_when_its_clients_were_busy() -> None:
     (row,) = rows([sample("closed-256", 1.0, 1, client_share=0.97)])
     assert row.notes == ["the load processes were busy: the system may do more"]
@@ -238,6 +257,29 @@ def test_what_fails_in_b_is_worse_and_not_absent() -> None:
         assert [(one.case, one.system) for one in changes if one.worse] == [("closed-256", OURS)]
         # That a rival failed is no fault of ours.
         assert missing == ["kv-put of etcd is only in A"]
+
+
+def test_a_comparison_goes_past_what_is_gone_and_says_where_runs_were_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        monkeypatch.setattr("logyard.bench.suite.samples.machine_name", lambda name=name: f"machine {name}")
+        kept, (one, _) = Samples(tmp_path / name), system(OURS)
+        kept.begin(TINY, [OURS])
+        run_suite(dataclasses.replace(TINY, rounds=1), [one], kept, quiet, uncounted)
+    kept.keep(Sample("of-another-release", OURS, 1), {"figures": {}})
+    found = CliRunner().invoke(cli, ["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"])
+    told = json.loads(found.stdout.splitlines()[-1])
+    assert found.exit_code == 0 and len(told["cases"]) == 2 and told["hosts"] == ["machine a", "machine b"]
+    assert told["missing"] == [f"of-another-release in {tmp_path / 'b'} is no case of this release"]
+    plain = CliRunner().invoke(cli, ["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "A was made on machine a, B on machine b" in plain.output
+
+
+def test_no_case_at_all_is_bad_usage(tmp_path: Path) -> None:
+    for cases in ("", " , "):
+        found = CliRunner().invoke(cli, ["bench", "run", "smoke", "--cases", cases, "--report", str(tmp_path / "r")])
+        assert found.exit_code == 2 and "at least one case" in found.output
 
 
 def test_open_loops_are_compared_by_how_late_they_are() -> None:
