@@ -63,7 +63,7 @@ class Consumer:
         self.bytes = 0
 
     def room(self, version: int) -> int:
-        """Messages it may get now under this version of the machine."""
+        """Return how many messages it may get now, under this version of the machine."""
         # A message may have no bytes.
         full = self.bytes > self.credit_bytes if version > 2 else self.bytes >= self.credit_bytes
         if full and self.messages:
