@@ -380,6 +380,14 @@ class Retry:
         self.failures = 0
         pushed(header, data)
 
+    @staticmethod
+    def late(error: LogyardError) -> LogyardError:
+        """Return the last error of tries that time ends. That one node does not have a group any more is no word on
+        whether others have it."""
+        if not isinstance(error, UnknownGroup):
+            return error
+        return NotLeader.told(f"no leader found in time; told before: {error.message}", error.details)
+
     def after(self, error: LogyardError, cut: bool, now: float) -> float:
         """Return the seconds to wait before the next try; raise the error when there is none."""
         wanted = 0.0
@@ -394,5 +402,5 @@ class Retry:
             wanted = backoff(self.failures, self.chance)
         self.failures += 1
         if now + wanted + ATTEMPT_S >= self.deadline:
-            raise error
+            raise self.late(error)
         return wanted

@@ -274,7 +274,7 @@ class Node:
             self.node_id, self.cluster_id,
             lambda: {"directory": own.origin.directory, "epoch": own.epoch, "versions": dict(keeper.VERSIONS), **said},
             system.names, system.members,
-            system.has, system.live, configured, lambda: _denied(self.node_id, system.peers.status()),
+            system.has, system.live, configured, lambda having: _denied(self.node_id, system.peers.status(), having),
         )  # fmt: skip
         change = self.membership.change_membership
         asleep = sleepers.Sleepers(self.node_id, sleepers.Groups(system.quiescence.table, system.find, system.spec))
@@ -397,10 +397,11 @@ async def _no_catalog(*what: object) -> Any:
     raise Refused(NO_CATALOG)
 
 
-def _denied(node: int, peers: Sequence[PeerStatus]) -> bool:
-    """Return whether no other node has to do with a node, and some say that it was removed: others may be gone, too,
-    and who is removed never comes back."""
-    return not any(one.up for one in peers) and any(was_removed(node, one.node) in one.error for one in peers)
+def _denied(node: int, peers: Sequence[PeerStatus], having: Collection[int]) -> bool:
+    """Return whether none of the other nodes `having` a catalogue has to do with a node, and some say that it was
+    removed: others may be gone, too, and who is removed never comes back."""
+    known = any(one.up and one.node in having for one in peers)
+    return not known and any(was_removed(node, one.node) in one.error for one in peers)
 
 
 def _addresses(config: NodeConfig, known: Mapping[int, Place], proof: bool) -> dict[int, Address]:

@@ -1,6 +1,6 @@
 """A disk whose syncs take longer: a library that a node's loader puts before the C library, made when it is asked for.
 
-Every fsync and fdatasync of a process waits before the real one, LMDB's too, and so does each write to a file that was
+Every fsync and fdatasync of a process waits before the real one, LMDB's too, and so does each pwrite to a file that was
 opened with O_DSYNC, which is how LMDB writes its meta page. Nothing of the product knows of it. Go programs call the
 kernel themselves, so etcd and NATS cannot be slowed like this; of the others nobody has looked whether they sync in one
 of these ways, so ours run alone.

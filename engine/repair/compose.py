@@ -46,7 +46,9 @@ class Repair(NamedTuple):
 
     def handlers(self) -> dict[int, blobs.Handler]:
         """Return who takes which blobs."""
-        return dict.fromkeys((blobs.MEND_ASK, blobs.MEND_TURN), blobs.without_body(self.mend_turns.on_blob))
+        return dict.fromkeys(
+            (blobs.MEND_ASK, blobs.MEND_TURN, blobs.MEND_STOPPED), blobs.without_body(self.mend_turns.on_blob)
+        )
 
 
 def compose_repair(ground: Ground, storage: Storage, replicas: Replicas, transfers: Transfers) -> Repair:

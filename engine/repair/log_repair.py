@@ -42,7 +42,7 @@ from ..replica.apply import NotRestored
 from ..replica.member import RUNNING, STOPPED, Member
 from ..snapshot import format as snapshot_format
 from ..snapshot.format import Snapshot
-from ..transport.blobs import MEND_ASK, MEND_TURN, SendBlob
+from ..transport.blobs import MEND_ASK, MEND_STOPPED, MEND_TURN, SendBlob
 from ..types import Spec
 
 log = logging.getLogger(__name__)
@@ -137,8 +137,8 @@ class Host(NamedTuple):
     stop: Callable[[Member, str], None]
     """Stop a member for good, for this reason."""
     spawn: Callable[..., None]
-    keep_turn: Callable[[Member], object] = lambda member: None
-    """Tell whoever leads its group that a member has stopped, and is not mended yet."""
+    keep_turns: Callable[[Iterable[Member]], object]
+    """Tell the nodes of their groups of members that have stopped, and are not made anew."""
 
 
 class LogRepair:
@@ -169,6 +169,8 @@ class LogRepair:
         self._rounds = 0
         # Damaged while the directory was opened: mended as soon as the node runs.
         self._waiting: list[tuple[Member, str]] = []
+        # By uid: stopped, and not made anew yet.
+        self._off: dict[int, Member] = {}
         # Mended, and that is not stored yet.
         self._sound: dict[Member, Damaged] = {}
 
@@ -328,7 +330,7 @@ class LogRepair:
         """Mend what `later` noted: the node runs."""
         waiting, self._waiting = self._waiting, []
         for member, reason in waiting:
-            self._host.spawn(self._rebuild, member, reason)
+            self._make_anew(member, reason)
 
     def revive(self, spec: Spec, error: Exception) -> Member:
         """Return the member of a hibernating group whose rows do not make one. BLOCKING, a commit of the meta store."""
@@ -360,23 +362,21 @@ class LogRepair:
             return
         log.error("group %s lost records here: %s", member.spec.name, reason)
         self._host.silence(member, reason, STOPPED)
+        self._make_anew(member, reason)
+
+    def _make_anew(self, member: Member, reason: str) -> None:
+        self._off[member.uid] = member
         self._host.spawn(self._rebuild, member, reason)
 
+    def keep_turns(self) -> None:
+        """Say once more, once a second, which members have stopped: one that is not made anew yet does not say that it
+        is damaged, and may wait for the janitor, for all of its log to be read, for room on the disk, or for good."""
+        self._off = {uid: one for uid, one in self._off.items() if self._members.get(uid) is one}
+        if self._off:
+            self._host.keep_turns(self._off.values())
+
     async def _rebuild(self, old: Member, reason: str) -> None:
-        """Make a new member, which is mended by the others, of what is certain of a stopped one. Until that is there
-        nobody hears that this one does not count: it may wait for the janitor, for all of its log to be read, or for
-        room on the disk."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_turn, old)
-            await self._rebuild_at_last(old, reason)
-            nursery.cancel_scope.cancel()
-
-    async def _keep_turn(self, old: Member) -> None:
-        while True:
-            self._host.keep_turn(old)
-            await trio.sleep(AGAIN_S)
-
-    async def _rebuild_at_last(self, old: Member, reason: str) -> None:
+        """Make a new member, which is mended by the others, of what is certain of a stopped one."""
         try:
             while True:
                 try:
@@ -537,6 +537,7 @@ ANSWER_S = 2.0
 HELD_S = 10.0
 """So long a turn is kept until its holder says that it is damaged, or once more that it has stopped; of who is damaged
 the leader sees for itself."""
+UIDS_AT_ONCE = 1000
 
 
 class MendTurns:
@@ -573,25 +574,32 @@ class MendTurns:
         finally:
             del self._asked[request]
 
-    def keep(self, member: Member) -> None:
-        """Keep the turn of this node's member, which has stopped and is not mended yet. It does not hear any more who
-        leads."""
-        for node in member.raft.configuration.nodes() - {self._node_id}:
-            self._send(node, MEND_ASK, 0, {"uid": member.uid, "first": 0, "stopped": True})
+    def keep(self, members: Iterable[Member]) -> None:
+        """Keep the turns of this node's members, which have stopped and are not mended yet. They do not hear any more
+        who leads: all are told."""
+        found: dict[int, list[int]] = {}
+        for member in members:
+            for node in member.raft.configuration.nodes() - {self._node_id}:
+                found.setdefault(node, []).append(member.uid)
+        for node, uids in found.items():
+            for at in range(0, len(uids), UIDS_AT_ONCE):
+                self._send(node, MEND_STOPPED, 0, {"uids": uids[at : at + UIDS_AT_ONCE]})
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
-        """Take the question of another node, or its answer."""
-        if kind == MEND_ASK:
+        """Take the question of another node, its answer, or which of its members have stopped."""
+        if kind == MEND_STOPPED:
+            # Whoever leads them, is to, or allowed whom: these count for nothing already. No group is woken by it.
+            now = trio.current_time()
+            self._turns = self._going_on(now) | dict.fromkeys(header["uids"], (node, now + HELD_S))
+        elif kind == MEND_ASK:
             member = self._find(header["uid"])
-            if header.get("stopped"):
-                if member is not None and member.raft.role == LEADER:
-                    # Whoever allowed it: it counts for nothing already.
-                    self._turns[member.uid] = (node, trio.current_time() + HELD_S)
-                return
             ok = member is not None and self._allow(member, node, header["first"])
             self._send(node, MEND_TURN, request, {"ok": ok})
         elif request in self._asked:
             self._asked[request].set(header["ok"])
+
+    def _going_on(self, now: float) -> dict[int, tuple[int, float]]:
+        return {uid: turn for uid, turn in self._turns.items() if turn[1] > now}
 
     def _allow(self, member: Member, node: int, first: int) -> bool:
         raft, now = member.raft, trio.current_time()
@@ -603,6 +611,6 @@ class MendTurns:
             return False
         if not has_quorum(raft.configuration, set(self._live) - {node}):
             return False
-        self._turns = {uid: turn for uid, turn in self._turns.items() if turn[1] > now}
+        self._turns = self._going_on(now)
         holder, _ = self._turns.setdefault(member.uid, (node, now + HELD_S))
         return holder == node

@@ -38,6 +38,8 @@ MEND_ASK = 22
 """{"uid", "first"}: may the sender, which lost records, stop counting now?"""
 MEND_TURN = 23
 """{"ok"}: the answer."""
+MEND_STOPPED = 24
+"""{"uids": [...]}: the sender's members of these groups have stopped as damaged, and are not made anew yet."""
 MACHINE_VERSIONS = 30
 """{"machines": {kind: newest version}}."""
 SLEEP = 40
@@ -179,8 +181,9 @@ SHAPES: Mapping[int, Mapping[str, Check]] = {
     SNAPSHOT_DONE: {"uid": _number, "ok": _flag, "error": _text_or_none},
     READ_ASK: {"uid": _number},
     READ_INDEX: {"uid": _number, "index": _number, "error": _text_or_none},
-    MEND_ASK: {"uid": _number, "first": _number, "stopped?": _flag},
+    MEND_ASK: {"uid": _number, "first": _number},
     MEND_TURN: {"ok": _flag},
+    MEND_STOPPED: _UIDS,
     MACHINE_VERSIONS: {"machines": _versions},
     SLEEP: {"groups": _list_of(_row(_number, _number, _number))},
     SLEEPING: {"groups": _list_of(_number)},

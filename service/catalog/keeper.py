@@ -129,8 +129,8 @@ class Here(NamedTuple):
     live: Set[int]
     configured: Collection[int]
     """The nodes of its configuration, this one among them."""
-    denied: Callable[[], bool] = lambda: False
-    """Whether every other node refuses this one as none of the cluster's, as it was removed."""
+    denied: Callable[[Collection[int]], bool] = lambda having: False
+    """Whether some refuse this one as it was removed, and none of the nodes that have a catalogue (given) does not."""
 
 
 class Doors(NamedTuple):
@@ -202,12 +202,14 @@ class Keeper:
 
     @property
     def removed(self) -> str:
-        """Return that this node was removed, and what to do, as its own copy says, or all others by refusing it, or,
+        """Return that this node was removed, and what to do, as its own copy says, or others by refusing it, or,
         without a copy, whoever it told who it is; nothing else."""
         here, catalog = self._here, self.catalog
         row = None if catalog is None else nodes_of(catalog).rows.get(here.node_id)
         gone = self._is_unwanted if row is None else row.state == REMOVED
-        return _removed(here.node_id) if gone or here.denied() else ""
+        # Others that were removed have to do with it as before, and know nothing.
+        having = [node for node, founded in self._others.items() if founded]
+        return _removed(here.node_id) if gone or here.denied(having) else ""
 
     def check(self, nodes: Collection[int] = ()) -> None:
         """Raise `Refused` where this node, or one of `nodes`, was removed from the cluster."""

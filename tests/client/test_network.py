@@ -100,6 +100,13 @@ async def test_who_finds_no_leader_at_last_says_what_it_was_told_before(autojump
         await net.run(call_leader("latest", "a"), 0.5)
 
 
+async def test_a_time_that_ends_behind_one_nodes_word_is_no_unknown_group(autojump_clock: Any) -> None:
+    net = Net()
+    net.targets = [without_it] * 9
+    with pytest.raises(NotLeader, match="told before: no group 'a' on node 1"):
+        await net.run(call_leader("latest", "a"), 0.06)
+
+
 def too_slow() -> Any:
     async def call(method: str, arguments: Any, deadline: float, pushed: Pushed) -> tuple[Any, bool]:
         raise Unknown(f"{method}: node 2 did not answer in time")

@@ -78,10 +78,10 @@ async def test_appends_through_crashing_leaders_are_there_once(tmp_path: Path) -
     draw = random.Random(4)
     async with served(tmp_path) as (run, doors):
         found: dict[bytes, int] = {}
-        crashes, done = 0, trio.Event()
+        crashes, over, done = 0, False, trio.Event()
 
         def numbers() -> Iterator[int]:
-            return itertools.takewhile(lambda number: number < 40 or crashes < 3, itertools.count())
+            return itertools.takewhile(lambda number: not over and (number < 40 or crashes < 3), itertools.count())
 
         async def append(log: Log, name: bytes) -> None:
             for number in numbers():
@@ -109,15 +109,19 @@ async def test_appends_through_crashing_leaders_are_there_once(tmp_path: Path) -
         addresses = list(doors.addresses.values())
         async with connect(addresses) as yard, connect(addresses) as other, trio.open_nursery() as nursery:
             nursery.start_soon(write, yard, other)
-            while not done.is_set():
-                before = len(found)
-                # Progress between crashes, and frames under way when they come.
-                await until(lambda before=before: done.is_set() or len(found) > before + 20, "appends go on")
-                leader = await run.leader()
-                await doors.crash(leader)
-                await run.leader()
-                await doors.start(leader)
-                crashes += 1
+            try:
+                while not done.is_set():
+                    before = len(found)
+                    # Progress between crashes, and frames under way when they come.
+                    await until(lambda before=before: done.is_set() or len(found) > before + 20, "appends go on")
+                    leader = await run.leader()
+                    await doors.crash(leader)
+                    await run.leader()
+                    await doors.start(leader)
+                    crashes += 1
+            finally:
+                # A thread hears of nothing else.
+                over = True
         await until(lambda: all(not run.member(number).sessions for number in run.nodes), "clients that leave clean up")
         await run.applied()
         assert len(found) >= 5 * 45 + 40

@@ -19,11 +19,11 @@ from logyard.engine.raft.mending import Mend
 from logyard.engine.raft.raft_log import RaftLog
 from logyard.engine.raft.state import Limits
 from logyard.engine.recovery.damage import Damaged
-from logyard.engine.repair.log_repair import AGAIN_S, HELD_S, Host, LogRepair, MendTurns
+from logyard.engine.repair.log_repair import HELD_S, Host, LogRepair, MendTurns
 from logyard.engine.replica.member import STOPPED, Member
-from logyard.engine.transport.blobs import MEND_ASK, MEND_TURN
+from logyard.engine.transport.blobs import MEND_ASK, MEND_STOPPED, MEND_TURN, check_shape
 from logyard.engine.types import Spec
-from logyard.protocol.errors import Corrupt, LogyardError, NoSpace
+from logyard.protocol.errors import Corrupt, LogyardError
 
 UID = 9
 LAST = 10
@@ -87,11 +87,11 @@ class Rig:
         self.nursery: trio.Nursery
         self.built: list[tuple[meta_rows.StateRow | None, Mend | None]] = []
         self.fails = ""
-        # So many commits find no room; and how often the turn of who waits was kept.
-        self.short = self.kept = 0
+        self.kept: list[list[int]] = []
         host = Host(
             self.build, lambda member: self.events.append("enlivened"), self.silence,
-            lambda member, reason: self.events.append("stopped"), self.spawn, self.keep_turn,
+            lambda member, reason: self.events.append("stopped"), self.spawn,
+            lambda members: self.kept.append([one.uid for one in members]),
         )  # fmt: skip
         self.repair = self.again(host)
 
@@ -112,9 +112,6 @@ class Rig:
         last = max((run[1] for run in state.runs), default=0) if state is not None else 0
         return member_of(RaftLog(0, 0, [(1, 1)] if last else (), last_index=last), mend, spec.voters)
 
-    def keep_turn(self, member: Member) -> None:
-        self.kept += 1
-
     def silence(self, member: Member, reason: str, state: str) -> None:
         self.events.append("silenced")
         member.state = state
@@ -133,9 +130,6 @@ class Rig:
     async def commit(
         self, build: Callable[[], Iterable[Any]], store: bool = False, then: Callable[[], None] | None = None
     ) -> None:
-        if self.short:
-            self.short -= 1
-            raise NoSpace("the disk is full")
         self.meta.commit(build())
         if then is not None:
             then()
@@ -226,18 +220,26 @@ async def test_one_that_can_not_be_mended_now_stays_stopped_and_says_why() -> No
     await rig.run(lambda: rig.repair.found(old, Corrupt("segment 5", 8, "this", "that")))
     assert rig.members[UID] is old and old.state == STOPPED and "can't be mended now" in old.reason
     assert "enlivened" not in rig.events
+    rig.repair.keep_turns()
+    rig.members[UID] = healthy()
+    rig.repair.keep_turns()
+    assert rig.kept == [[UID]], "nobody else may stop for as long as it does not count"
 
 
-async def test_who_waits_to_be_made_anew_keeps_its_turn(autojump_clock: trio.testing.MockClock) -> None:
+async def test_who_waits_to_be_made_anew_keeps_its_turn() -> None:
     """Ten seconds after it had stopped its leader let another one go, and nobody was left to mend either."""
     old = healthy()
     rig = Rig(old, good=6)
-    rig.short = 30
-    began = trio.current_time()
-    await rig.run(lambda: rig.repair.found(old, Corrupt("segment 5", 8, "this", "that")))
-    waited = trio.current_time() - began
-    assert waited >= 30 * AGAIN_S > HELD_S and rig.kept * HELD_S / 2 > waited
-    assert rig.events[-1] == "enlivened" and rig.members[UID] is not old
+
+    async def wait() -> None:
+        async with rig.janitor_lock:
+            rig.repair.found(old, Corrupt("segment 5", 8, "this", "that"))
+            await trio.testing.wait_all_tasks_blocked()
+            rig.repair.keep_turns()
+
+    await rig.run(lambda: rig.nursery.start_soon(wait))
+    rig.repair.keep_turns()
+    assert rig.kept == [[UID]] and rig.events[-1] == "enlivened" and rig.members[UID] is not old
 
 
 async def test_a_group_whose_definition_is_lost_waits_for_it() -> None:
@@ -277,10 +279,14 @@ async def test_a_leader_lets_one_go_at_a_time() -> None:
 
 
 async def test_a_turn_is_kept_for_who_has_stopped_and_says_so(autojump_clock: trio.testing.MockClock) -> None:
-    member = healthy()
+    member, post, woken = healthy(), Post(), []
     member.raft.role = LEADER
-    post = Post()
-    turns = MendTurns(3, {1, 2, 3}, {UID: member}.get, post)
+
+    def find(uid: int) -> Member:
+        woken.append(uid)
+        return member
+
+    turns = MendTurns(3, {1, 2, 3}, find, post)
 
     def deliver(node: int, kind: int, request: int, header: Any, body: Any = ()) -> bool:
         if node == 3:
@@ -291,11 +297,13 @@ async def test_a_turn_is_kept_for_who_has_stopped_and_says_so(autojump_clock: tr
     turns.on_blob(1, MEND_ASK, 5, {"uid": UID, "first": 4})
     for _ in range(3):
         await trio.sleep(HELD_S - 1.0)
-        stopped.keep(member)
+        stopped.keep([member])
         turns.on_blob(2, MEND_ASK, 6, {"uid": UID, "first": 4})
     await trio.sleep(HELD_S + 1.0)
     turns.on_blob(2, MEND_ASK, 7, {"uid": UID, "first": 4})
     assert [(node, header["ok"]) for node, _, header in post.sent] == [(1, True), *[(2, False)] * 3, (2, True)]
+    assert len(woken) == 5, "and no group is woken by it"
+    check_shape(MEND_STOPPED, {"uids": [UID]})
 
 
 async def test_no_quorum_without_it_no_turn() -> None:

@@ -152,7 +152,8 @@ async def test_a_node_that_was_removed_before_it_had_a_copy_says_so(caplog: pyte
         raise LogyardError("node 2 was removed", code=NODE_REMOVED)
 
     here: Any = SimpleNamespace(
-        cluster="c", node_id=2, live={1, 2}, members={}, names={}, configured={1, 2}, said=dict, denied=lambda: False,
+        cluster="c", node_id=2, live={1, 2}, members={}, names={}, configured={1, 2}, said=dict,
+        denied=lambda having: False,
     )  # fmt: skip
     doors: Any = SimpleNamespace(
         calls=SimpleNamespace(change=change), say=lambda node, view: True, sleepers=SimpleNamespace(led=list)
@@ -171,7 +172,14 @@ async def test_a_node_without_a_copy_that_all_others_refuse_as_removed_says_so()
     """Its copy had to go before it heard why, or it never had one and was started again."""
     denied = False
     here: Any = SimpleNamespace(
-        cluster="c", node_id=3, live={3}, members={}, names={}, configured={1, 2, 3}, said=dict, denied=lambda: denied
+        cluster="c",
+        node_id=3,
+        live={3},
+        members={},
+        names={},
+        configured={1, 2, 3},
+        said=dict,
+        denied=lambda having: denied,
     )
     keeper = Keeper(here, cast(Any, SimpleNamespace(calls=None)))
     await keeper._look()
@@ -187,9 +195,11 @@ def test_a_node_hears_that_it_was_removed_though_another_one_is_gone() -> None:
     """Its configuration names one that is down, or was removed as well: it said `not heard of yet` for good."""
     said = was_removed(3, 1)
     one, two = (PeerStatus(node, ("127.0.0.1", 1), False, False, 1, 0, 0, 0, "refused") for node in (1, 2))
-    assert _denied(3, [one._replace(error=f"bulk: {said}"), two])
-    assert not _denied(3, [one, two])
-    assert not _denied(3, [one._replace(error=f"bulk: {said}"), two._replace(up=True)])
+    told = one._replace(error=f"bulk: {said}")
+    assert _denied(3, [told, two], {2})
+    assert not _denied(3, [one, two], {2})
+    assert not _denied(3, [told, two._replace(up=True)], {2})
+    assert _denied(3, [told, two._replace(up=True)], ()), "it was removed as well, and knows nothing any more"
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["it looked", "it was asked"])
@@ -205,7 +215,14 @@ async def test_what_its_own_copy_said_holds_when_that_has_to_go(asked: bool, mon
     monkeypatch.setattr(keeping, "catalog_of", lambda member: copies[-1])
     monkeypatch.setattr(keeping, "nodes_of", lambda catalog: SimpleNamespace(rows=rows))
     here: Any = SimpleNamespace(
-        cluster="c", node_id=2, live={2}, members={}, names={}, configured={1, 2, 3}, said=dict, denied=lambda: False
+        cluster="c",
+        node_id=2,
+        live={2},
+        members={},
+        names={},
+        configured={1, 2, 3},
+        said=dict,
+        denied=lambda having: False,
     )
     keeper = Keeper(here, cast(Any, SimpleNamespace(calls=None)))
     for part in ("_acquaint", "_lead", "_report", "_let_go", "_move"):
