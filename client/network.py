@@ -547,7 +547,7 @@ class Network(AdminVerbs):
         await self.runtime.sleep(wait)
         if self.clock() + ATTEMPT_S > retry.deadline:
             # The machine stood still: asked again it could not be answered in time, and nobody knew of what.
-            raise outcome(retry.late(error), ambiguous, name)
+            raise outcome(error, ambiguous, name)
 
     async def _target(self, call: Call[T], retry: Retry) -> Link:
         """Return an open link to whom the call is for; raise what stands in the way."""

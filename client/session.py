@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from logyard.protocol import wire
 from logyard.protocol.errors import (
+    ANOTHER,
     BadRequest,
     Busy,
     LogyardError,
@@ -352,8 +353,9 @@ def outcome(error: LogyardError, ambiguous: bool, name: str) -> LogyardError:
 
 def says_more(said: LogyardError | None) -> TypeGuard[LogyardError]:
     """Return whether what an earlier try was answered says more than that a later one was not answered in time. That
-    one node does not have the group any more does not: whoever has it was asked behind that."""
-    return said is not None and not isinstance(said, UnknownGroup)
+    one node does not have the group any more does not, for whoever has it was asked behind that; that another one has
+    its name does."""
+    return said is not None and not (isinstance(said, UnknownGroup) and ANOTHER not in said.details)
 
 
 def last_of(error: LogyardError, said: LogyardError | None) -> LogyardError:
@@ -380,14 +382,6 @@ class Retry:
         self.failures = 0
         pushed(header, data)
 
-    @staticmethod
-    def late(error: LogyardError) -> LogyardError:
-        """Return the last error of tries that time ends. That one node does not have a group any more is no word on
-        whether others have it."""
-        if not isinstance(error, UnknownGroup):
-            return error
-        return NotLeader.told(f"no leader found in time; told before: {error.message}", error.details)
-
     def after(self, error: LogyardError, cut: bool, now: float) -> float:
         """Return the seconds to wait before the next try; raise the error when there is none."""
         wanted = 0.0
@@ -402,5 +396,5 @@ class Retry:
             wanted = backoff(self.failures, self.chance)
         self.failures += 1
         if now + wanted + ATTEMPT_S >= self.deadline:
-            raise self.late(error)
+            raise error
         return wanted

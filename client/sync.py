@@ -402,7 +402,7 @@ class Yard(AdminVerbs, TopicVerbs):
             threading.Event().wait(delay)
             if time.monotonic() + ATTEMPT_S > retry.deadline:
                 # The machine stood still: asked again it could not be answered in time, and nobody knew of what.
-                raise retry.late(error)
+                raise error
 
     def _take(self, address: tuple[str, int], deadline: float) -> Connection:
         with self._lock:

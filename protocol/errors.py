@@ -189,6 +189,10 @@ class UnknownGroup(LogyardError):
     retry = "elsewhere"
 
 
+ANOTHER = "another"
+"""Among an `UnknownGroup`'s details: its name is that of another group by now, made anew."""
+
+
 class GroupExists(LogyardError):
     """A group of that name is there already, with another definition."""
 

@@ -150,7 +150,7 @@ def check_meant(member: Member, uid: int) -> None:
     """Raise `UnknownGroup` for a group that is not the one that is meant and had its name before (0: whichever)."""
     if uid not in (0, member.uid):
         name = member.spec.name
-        raise UnknownGroup(f"{name!r} is another group now", name=name)
+        raise UnknownGroup(f"{name!r} is another group now", name=name, another=True)
 
 
 def check_owner(member: Member, topic: int) -> None:

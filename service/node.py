@@ -302,7 +302,9 @@ class Node:
         """Return a group's member, woken. Raises `UnknownGroup`, also when the name is another group's than `uid`."""
         known = self.system.names.get(name, 0)
         if uid and known and known != uid:
-            raise UnknownGroup(f"log {name!r} of uid {uid:016x} is gone: another one has its name", name=name)
+            raise UnknownGroup(
+                f"log {name!r} of uid {uid:016x} is gone: another one has its name", name=name, another=True
+            )
         return self.system.member(name)
 
     def reload_tls(self) -> Sequence[Door]:

@@ -238,7 +238,7 @@ def _chores(
             in_.forget_asked, gc.forget_told, quiescence.quiesce.look, waking.look,
             lambda: leader_cache.prune(members, len(members)), replicas.versions.look,
             lambda: replicas.log_clock.catch_up(timed), repair.refill.look, storage.meta_batch.look,
-            repair.log_repair.keep_turns,
+            repair.log_repair.tell_stopped,
         ),
         storage=storage.janitor.look,
     )  # fmt: skip

@@ -57,7 +57,9 @@ def compose_repair(ground: Ground, storage: Storage, replicas: Replicas, transfe
     reader, retire = replicas.reader, replicas.retire
     payload_repair = PayloadRepair(transfers.pulls, reader, store, storage.rehoming.write_back)
     turns = MendTurns(ground.node_id, ground.live, above.find, ground.network.send_blob)
-    host = log_repair.Host(replicas.builder.build, replicas.enliven, retire.silence, retire.stop, spawn, turns.keep)
+    host = log_repair.Host(
+        replicas.builder.build, replicas.enliven, retire.silence, retire.stop, spawn, turns.tell_stopped
+    )
     logs = LogRepair(ground.node_id, ground.members, meta_batch, storage.group_logs, reader, host)
     refill = Refill(
         store, payload_repair, above.find, logs.barred, meta_batch.commit_store, meta_batch.owe_store, spawn

@@ -137,8 +137,8 @@ class Host(NamedTuple):
     stop: Callable[[Member, str], None]
     """Stop a member for good, for this reason."""
     spawn: Callable[..., None]
-    keep_turns: Callable[[Iterable[Member]], object]
-    """Tell the nodes of their groups of members that have stopped, and are not made anew."""
+    tell_stopped: Callable[[Iterable[Member]], object]
+    """Tell the other nodes of members that have stopped, and are not made anew."""
 
 
 class LogRepair:
@@ -368,12 +368,12 @@ class LogRepair:
         self._off[member.uid] = member
         self._host.spawn(self._rebuild, member, reason)
 
-    def keep_turns(self) -> None:
+    def tell_stopped(self) -> None:
         """Say once more, once a second, which members have stopped: one that is not made anew yet does not say that it
         is damaged, and may wait for the janitor, for all of its log to be read, for room on the disk, or for good."""
         self._off = {uid: one for uid, one in self._off.items() if self._members.get(uid) is one}
         if self._off:
-            self._host.keep_turns(self._off.values())
+            self._host.tell_stopped(self._off.values())
 
     async def _rebuild(self, old: Member, reason: str) -> None:
         """Make a new member, which is mended by the others, of what is certain of a stopped one."""
@@ -535,8 +535,8 @@ def stop(member: Member, reason: str) -> None:
 
 ANSWER_S = 2.0
 HELD_S = 10.0
-"""So long a turn is kept until its holder says that it is damaged, or once more that it has stopped; of who is damaged
-the leader sees for itself."""
+"""So long a turn is kept until its holder says that it is damaged, from when on the leader sees for itself; and so long
+one that has said that it stopped counts for nothing."""
 UIDS_AT_ONCE = 1000
 
 
@@ -553,6 +553,8 @@ class MendTurns:
         self._next = 0
         # By uid: who may, until when.
         self._turns: dict[int, tuple[int, float]] = {}
+        # By uid and node: until when a member there counts for nothing, as it has said that it stopped.
+        self._stopped: dict[tuple[int, int], float] = {}
         # By uid: the highest damaged entry of a member here that waits for its turn.
         self.waiting: dict[int, int] = {}
 
@@ -574,32 +576,26 @@ class MendTurns:
         finally:
             del self._asked[request]
 
-    def keep(self, members: Iterable[Member]) -> None:
-        """Keep the turns of this node's members, which have stopped and are not mended yet. They do not hear any more
-        who leads: all are told."""
-        found: dict[int, list[int]] = {}
-        for member in members:
-            for node in member.raft.configuration.nodes() - {self._node_id}:
-                found.setdefault(node, []).append(member.uid)
-        for node, uids in found.items():
+    def tell_stopped(self, members: Iterable[Member]) -> None:
+        """Tell the other nodes of this node's members that have stopped and are not made anew. These hear no more who
+        leads, nor whom their groups consist of: all are told."""
+        uids = [member.uid for member in members]
+        for node in self._live - {self._node_id}:
             for at in range(0, len(uids), UIDS_AT_ONCE):
                 self._send(node, MEND_STOPPED, 0, {"uids": uids[at : at + UIDS_AT_ONCE]})
 
     def on_blob(self, node: int, kind: int, request: int, header: Mapping[str, Any]) -> None:
         """Take the question of another node, its answer, or which of its members have stopped."""
         if kind == MEND_STOPPED:
-            # Whoever leads them, is to, or allowed whom: these count for nothing already. No group is woken by it.
-            now = trio.current_time()
-            self._turns = self._going_on(now) | dict.fromkeys(header["uids"], (node, now + HELD_S))
+            # Whoever leads them, or is to. No group is woken by it.
+            until = trio.current_time() + HELD_S
+            self._stopped |= {(uid, node): until for uid in header["uids"]}
         elif kind == MEND_ASK:
             member = self._find(header["uid"])
             ok = member is not None and self._allow(member, node, header["first"])
             self._send(node, MEND_TURN, request, {"ok": ok})
         elif request in self._asked:
             self._asked[request].set(header["ok"])
-
-    def _going_on(self, now: float) -> dict[int, tuple[int, float]]:
-        return {uid: turn for uid, turn in self._turns.items() if turn[1] > now}
 
     def _allow(self, member: Member, node: int, first: int) -> bool:
         raft, now = member.raft, trio.current_time()
@@ -609,8 +605,10 @@ class MendTurns:
             return False
         if any(progress.round for other, progress in raft.progress.items() if other != node):
             return False
-        if not has_quorum(raft.configuration, set(self._live) - {node}):
+        self._stopped = {one: until for one, until in self._stopped.items() if until > now}
+        stopped = {other for other in raft.configuration.nodes() if (member.uid, other) in self._stopped}
+        if not has_quorum(raft.configuration, set(self._live) - stopped - {node}):
             return False
-        self._turns = self._going_on(now)
+        self._turns = {uid: turn for uid, turn in self._turns.items() if turn[1] > now}
         holder, _ = self._turns.setdefault(member.uid, (node, now + HELD_S))
         return holder == node

@@ -308,7 +308,8 @@ class Keeper:
     def _tell(self) -> None:
         """Tell the other nodes whom this one hears, where they have not been told, and once in a while again."""
         here, member = self._here, self.member()
-        plain = {"live": sorted(here.live), "founded": _founding(member)}
+        # Who was removed hears no more of what its copy is of, and has none for others.
+        plain = {"live": sorted(here.live), "founded": 0 if self.removed else _founding(member)}
         leader = member.raft.leader if member is not None else 0
         now = time.monotonic()
         if here.live - {here.node_id} and now >= self._led_at:

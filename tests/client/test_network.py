@@ -100,13 +100,6 @@ async def test_who_finds_no_leader_at_last_says_what_it_was_told_before(autojump
         await net.run(call_leader("latest", "a"), 0.5)
 
 
-async def test_a_time_that_ends_behind_one_nodes_word_is_no_unknown_group(autojump_clock: Any) -> None:
-    net = Net()
-    net.targets = [without_it] * 9
-    with pytest.raises(NotLeader, match="told before: no group 'a' on node 1"):
-        await net.run(call_leader("latest", "a"), 0.06)
-
-
 def too_slow() -> Any:
     async def call(method: str, arguments: Any, deadline: float, pushed: Pushed) -> tuple[Any, bool]:
         raise Unknown(f"{method}: node 2 did not answer in time")
@@ -119,6 +112,16 @@ async def test_a_group_that_moved_to_a_node_that_hangs_is_not_unknown(autojump_c
     net = Net()
     net.targets = [without_it, *[too_slow] * 99]
     with pytest.raises(Unknown):
+        await net.run(call_leader("latest", "a"), 0.5)
+
+
+async def test_that_another_group_has_the_name_says_more_than_silence(autojump_clock: Any) -> None:
+    async def call(method: str, arguments: Any, deadline: float, pushed: Pushed) -> tuple[Any, bool]:
+        raise UnknownGroup("log 'a' is gone", another=True)
+
+    net = Net()
+    net.targets = [lambda: SimpleNamespace(call=call, address=ADDRESS), *[too_slow] * 99]
+    with pytest.raises(UnknownGroup, match="is gone"):
         await net.run(call_leader("latest", "a"), 0.5)
 
 

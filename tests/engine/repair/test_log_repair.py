@@ -87,11 +87,11 @@ class Rig:
         self.nursery: trio.Nursery
         self.built: list[tuple[meta_rows.StateRow | None, Mend | None]] = []
         self.fails = ""
-        self.kept: list[list[int]] = []
+        self.told: list[list[int]] = []
         host = Host(
             self.build, lambda member: self.events.append("enlivened"), self.silence,
             lambda member, reason: self.events.append("stopped"), self.spawn,
-            lambda members: self.kept.append([one.uid for one in members]),
+            lambda members: self.told.append([one.uid for one in members]),
         )  # fmt: skip
         self.repair = self.again(host)
 
@@ -220,13 +220,13 @@ async def test_one_that_can_not_be_mended_now_stays_stopped_and_says_why() -> No
     await rig.run(lambda: rig.repair.found(old, Corrupt("segment 5", 8, "this", "that")))
     assert rig.members[UID] is old and old.state == STOPPED and "can't be mended now" in old.reason
     assert "enlivened" not in rig.events
-    rig.repair.keep_turns()
+    rig.repair.tell_stopped()
     rig.members[UID] = healthy()
-    rig.repair.keep_turns()
-    assert rig.kept == [[UID]], "nobody else may stop for as long as it does not count"
+    rig.repair.tell_stopped()
+    assert rig.told == [[UID]], "nobody else may stop for as long as it does not count"
 
 
-async def test_who_waits_to_be_made_anew_keeps_its_turn() -> None:
+async def test_who_waits_to_be_made_anew_says_that_it_has_stopped() -> None:
     """Ten seconds after it had stopped its leader let another one go, and nobody was left to mend either."""
     old = healthy()
     rig = Rig(old, good=6)
@@ -235,11 +235,11 @@ async def test_who_waits_to_be_made_anew_keeps_its_turn() -> None:
         async with rig.janitor_lock:
             rig.repair.found(old, Corrupt("segment 5", 8, "this", "that"))
             await trio.testing.wait_all_tasks_blocked()
-            rig.repair.keep_turns()
+            rig.repair.tell_stopped()
 
     await rig.run(lambda: rig.nursery.start_soon(wait))
-    rig.repair.keep_turns()
-    assert rig.kept == [[UID]] and rig.events[-1] == "enlivened" and rig.members[UID] is not old
+    rig.repair.tell_stopped()
+    assert rig.told == [[UID]] and rig.events[-1] == "enlivened" and rig.members[UID] is not old
 
 
 async def test_a_group_whose_definition_is_lost_waits_for_it() -> None:
@@ -278,7 +278,9 @@ async def test_a_leader_lets_one_go_at_a_time() -> None:
     assert not await turns.may_begin(member, 4), "nor itself, while another one may"
 
 
-async def test_a_turn_is_kept_for_who_has_stopped_and_says_so(autojump_clock: trio.testing.MockClock) -> None:
+async def test_nobody_is_let_go_whom_a_quorum_needs_beside_those_that_have_stopped(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     member, post, woken = healthy(), Post(), []
     member.raft.role = LEADER
 
@@ -297,13 +299,36 @@ async def test_a_turn_is_kept_for_who_has_stopped_and_says_so(autojump_clock: tr
     turns.on_blob(1, MEND_ASK, 5, {"uid": UID, "first": 4})
     for _ in range(3):
         await trio.sleep(HELD_S - 1.0)
-        stopped.keep([member])
+        stopped.tell_stopped([member])
         turns.on_blob(2, MEND_ASK, 6, {"uid": UID, "first": 4})
     await trio.sleep(HELD_S + 1.0)
     turns.on_blob(2, MEND_ASK, 7, {"uid": UID, "first": 4})
     assert [(node, header["ok"]) for node, _, header in post.sent] == [(1, True), *[(2, False)] * 3, (2, True)]
     assert len(woken) == 5, "and no group is woken by it"
     check_shape(MEND_STOPPED, {"uids": [UID]})
+
+
+@pytest.mark.parametrize(
+    ("voters", "stopped", "asks", "ok"),
+    [
+        ((2, 3, 4), (1,), 2, True),
+        ((1, 2, 3, 4, 5), (1,), 2, True),
+        ((1, 2, 3, 4, 5), (1, 2), 4, False),
+        ((1, 2, 3), (1,), 2, False),
+        ((1, 2, 3), (2,), 2, True),
+    ],
+    ids=["of who is no member any more", "of one of five", "of two of five", "of one of three", "its own"],
+)
+async def test_a_word_of_having_stopped_holds_up_whom_it_concerns(
+    voters: tuple[int, ...], stopped: tuple[int, ...], asks: int, ok: bool
+) -> None:
+    member, post = healthy(voters=voters), Post()
+    member.raft.role = LEADER
+    turns = MendTurns(3, {1, 2, 3, 4, 5}, {UID: member}.get, post)
+    for node in stopped:
+        turns.on_blob(node, MEND_STOPPED, 0, {"uids": [UID, 77]})
+    turns.on_blob(asks, MEND_ASK, 5, {"uid": UID, "first": 4})
+    assert post.sent == [(asks, MEND_TURN, {"ok": ok})]
 
 
 async def test_no_quorum_without_it_no_turn() -> None:

@@ -136,7 +136,7 @@ def test_a_view_that_was_told_is_told_again_later(monkeypatch: pytest.MonkeyPatc
         told.append((node, view))
         return True
 
-    here: Any = SimpleNamespace(cluster="c", node_id=1, live={1, 2}, members={})
+    here: Any = SimpleNamespace(cluster="c", node_id=1, live={1, 2}, members={}, denied=lambda having: False)
     doors: Any = SimpleNamespace(say=say, sleepers=SimpleNamespace(led=list))
     keeper = Keeper(here, doors)
     for _ in range(SAY_LOOKS):
@@ -209,6 +209,10 @@ async def test_what_its_own_copy_said_holds_when_that_has_to_go(asked: bool, mon
     async def nothing(catalog: object) -> None:
         return None
 
+    def say(node: int, view: dict[str, Any]) -> bool:
+        told.append(view["founded"])
+        return True
+
     rows = Table("rows", Node)
     rows.put(2, a_node(REMOVED))
     copies: list[object] = [object()]
@@ -227,6 +231,12 @@ async def test_what_its_own_copy_said_holds_when_that_has_to_go(asked: bool, mon
     keeper = Keeper(here, cast(Any, SimpleNamespace(calls=None)))
     for part in ("_acquaint", "_lead", "_report", "_let_go", "_move"):
         monkeypatch.setattr(keeper, part, nothing)
+    told: list[object] = []
+    keeper._doors = cast(Any, SimpleNamespace(calls=None, say=say, sleepers=SimpleNamespace(led=list)))
+    here.live.add(1)
+    keeper._tell()
+    assert told == [0], "it hears no more of what its copy is of"
+    here.live.remove(1)
     if asked:
         with pytest.raises(Refused, match="was removed from this cluster"):
             keeper.check()
@@ -269,7 +279,7 @@ class Leading:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.told = 100.0, list[tuple[str, int]]()
-        here: Any = SimpleNamespace(cluster="c", node_id=1, live={1, 2}, members={})
+        here: Any = SimpleNamespace(cluster="c", node_id=1, live={1, 2}, members={}, denied=lambda having: False)
         doors: Any = SimpleNamespace(calls=SimpleNamespace(leads=lambda: True, change=self.change))
         self.keeper = Keeper(here, doors, replace_after_s=600.0)
         raft = SimpleNamespace(
