@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -21,7 +22,7 @@ from logyard.client.aio import connect
 from logyard.client.numbering import slot_of
 from logyard.client.reading import Consumed
 from logyard.client.sync import connect_sync
-from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, Unknown
+from logyard.protocol.errors import BadRequest, GroupExists, LogyardError, NotLeader, Unknown, UnknownGroup
 from logyard.protocol.groups import coordinator_of, coordinators
 from logyard.protocol.topics import SLOTS, partition_log
 from logyard.service.cli.root import cli
@@ -486,6 +487,30 @@ class Stopped(topics.Topic):
     async def _open(self, *values: Any) -> None:
         await self._at("open")
         await super()._open(*values)
+
+
+@pytest.mark.parametrize(("retry", "nodes", "read"), [("elsewhere", 3, []), ("never", 3, [0]), ("elsewhere", 1, [0])])
+async def test_one_nodes_word_that_it_has_no_coordinator_retires_no_partition(
+    retry: str, nodes: int, read: list[int]
+) -> None:
+    """The coordinator had moved, and the time was over before anybody else was asked: its groups lost the records."""
+
+    class Other:
+        async def query(self, *values: Any, **options: Any) -> Any:
+            raise UnknownGroup("no group on node 1", retry=retry)
+
+    class One(Other):
+        async def query(self, *values: Any, **options: Any) -> Any:
+            return msgpack.packb([["g", [[0, 9, 5]]]])
+
+    async def known() -> list[int]:
+        return list(range(nodes))
+
+    machines = dict.fromkeys(coordinators(), Other()) | {next(iter(coordinators())): One()}
+    asked: Any = SimpleNamespace(machine=machines.__getitem__, nodes=known)
+    row: Any = SimpleNamespace(id=7)
+    partition: Any = SimpleNamespace(number=0, born=5, end=9)
+    assert await topics.Topic(asked, "orders")._read_by_all(row, [partition], None) == read
 
 
 @pytest.mark.parametrize("step", ["ask", "retire", "delete", "drained"])
