@@ -135,12 +135,19 @@ async def upgraded(yard: TopicsYard, name: str, patience: float = UPGRADE_S) -> 
         await yard.pause(OPENING_PAUSE_S)
 
 
+async def nobody_has(yard: TopicsYard, error: UnknownGroup) -> bool:
+    """Return whether no node has a group: that one does not says nothing of others, to which it may have moved."""
+    return error.retry == "never" or len(await yard.nodes()) == 1
+
+
 async def look_up(yard: TopicsYard, name: str, timeout: float | None = None) -> Row:
     """Return a topic's row. Raises a `LogyardError` of code ``unknown_topic``."""
     question = section_question("find", {"name": name})
     try:
         reply = await yard.machine(TOPICS_LOG).query(question, consistency="linearizable", timeout=timeout)
-    except UnknownGroup:
+    except UnknownGroup as error:
+        if not await nobody_has(yard, error):
+            raise
         raise unknown_topic(name) from None
     return topic_of(section_answer(reply))
 
@@ -149,7 +156,9 @@ async def all_topics(yard: TopicsYard) -> list[Row]:
     """Return the rows of all topics, by name."""
     try:
         reply = await yard.machine(TOPICS_LOG).query(section_question("list", {}), consistency="linearizable")
-    except UnknownGroup:
+    except UnknownGroup as error:
+        if not await nobody_has(yard, error):
+            raise
         return []
     return [topic_of(one) for one in section_answer(reply)[1]]
 
@@ -581,8 +590,8 @@ class Topic:
                 question = offsets_question(row.id)
                 reply = await self.yard.machine(name).query(question, consistency="linearizable", timeout=timeout)
             except UnknownGroup as error:
-                if error.retry != "never" and len(await self.yard.nodes()) > 1:
-                    # That is the word of one node, which it may have left: others may know groups that lack records.
+                if not await nobody_has(self.yard, error):
+                    # It may know groups that lack records.
                     return []
                 # It coordinates nobody.
                 continue

@@ -588,8 +588,9 @@ class MendTurns:
         """Take the question of another node, its answer, or which of its members have stopped."""
         if kind == MEND_STOPPED:
             # Whoever leads them, or is to. No group is woken by it.
-            until = trio.current_time() + HELD_S
-            self._stopped |= {(uid, node): until for uid in header["uids"]}
+            now = trio.current_time()
+            self._stopped = {one: until for one, until in self._stopped.items() if until > now}
+            self._stopped |= {(uid, node): now + HELD_S for uid in header["uids"]}
         elif kind == MEND_ASK:
             member = self._find(header["uid"])
             ok = member is not None and self._allow(member, node, header["first"])
@@ -605,8 +606,7 @@ class MendTurns:
             return False
         if any(progress.round for other, progress in raft.progress.items() if other != node):
             return False
-        self._stopped = {one: until for one, until in self._stopped.items() if until > now}
-        stopped = {other for other in raft.configuration.nodes() if (member.uid, other) in self._stopped}
+        stopped = {one for one in raft.configuration.nodes() if self._stopped.get((member.uid, one), now) > now}
         if not has_quorum(raft.configuration, set(self._live) - stopped - {node}):
             return False
         self._turns = {uid: turn for uid, turn in self._turns.items() if turn[1] > now}

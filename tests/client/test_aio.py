@@ -6,7 +6,8 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -199,8 +200,9 @@ async def test_what_stays_busy_fails_as_busy_in_time() -> None:
             await log.append(b"x", timeout=0.5)
 
 
-async def test_what_a_late_turn_finds_past_its_time_is_not_sent() -> None:
-    """The machine stood still over the end of a back-off: it was sent, and given up in the same turn as unknown."""
+@asynccontextmanager
+async def held_up() -> AsyncIterator[tuple[FakeCluster, Any, Any]]:
+    """A cluster that is busy, its client, whose calls have 3 s, and an append that waits in a back-off."""
     async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
         cluster.create("a", [1], 1)
         log = yard.log("a")
@@ -212,38 +214,34 @@ async def test_what_a_late_turn_finds_past_its_time_is_not_sent() -> None:
         with trio.fail_after(20):
             while not lane.held_until:
                 await trio.lowlevel.checkpoint()
-            threading.Event().wait(4.0)
-            with pytest.raises(errors.Busy):
-                await pending.wait()
+            yield cluster, yard, pending
+
+
+async def test_what_a_late_turn_finds_past_its_time_is_not_sent() -> None:
+    """The machine stood still over the end of a back-off: it was sent, and given up in the same turn as unknown."""
+    async with held_up() as (_, _, pending):
+        threading.Event().wait(4.0)
+        with pytest.raises(errors.Busy):
+            await pending.wait()
 
 
 async def test_what_is_given_up_in_a_late_turn_may_send_anew_at_once() -> None:
     """It took what waited beside it along, past its time as well, and the client ended over what was gone."""
-    async with fake_cluster(1) as cluster, connect(seeds(cluster)) as yard:
-        cluster.create("a", [1], 1)
-        log = yard.log("a")
-        await log.append(b"x")
-        cluster.nodes[1].busy = 1 << 30
-        yard.timeout = 3.0
-        pending = log.append_nowait(b"y")
-        (lane,) = yard.lanes
-        anew: list[Any] = []
+    async with held_up() as (cluster, yard, pending):
+        log, anew = yard.log("a"), []
 
         def again() -> None:
             yard.timeout = 30.0
             anew.append(log.append_nowait(b"z"))
 
         pending.on_done(again)
-        with trio.fail_after(20):
-            while not lane.held_until:
-                await trio.lowlevel.checkpoint()
-            beside = log.append_nowait(b"w")
-            threading.Event().wait(4.0)
-            for one in (pending, beside):
-                with pytest.raises(errors.Busy):
-                    await one.wait()
-            cluster.nodes[1].busy = 0
-            assert await anew[0].wait() == 1 and await log.append(b"v") == 2
+        beside = log.append_nowait(b"w")
+        threading.Event().wait(4.0)
+        for one in (pending, beside):
+            with pytest.raises(errors.Busy):
+                await one.wait()
+        cluster.nodes[1].busy = 0
+        assert await anew[0].wait() == 1 and await log.append(b"v") == 2
 
 
 async def test_what_comes_late_out_of_a_back_off_is_refused_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

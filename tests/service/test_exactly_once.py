@@ -124,7 +124,6 @@ async def test_appends_through_crashing_leaders_are_there_once(tmp_path: Path) -
                 over = True
         await until(lambda: all(not run.member(number).sessions for number in run.nodes), "clients that leave clean up")
         await run.applied()
-        assert len(found) >= 5 * 45 + 40
         for number in run.ids:
             bodies = [body or b"" for _, body in await run.read(number)]
             assert len(bodies) == len(found), "nothing twice, nothing lost"

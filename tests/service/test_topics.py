@@ -513,6 +513,38 @@ async def test_one_nodes_word_that_it_has_no_coordinator_retires_no_partition(
     assert await topics.Topic(asked, "orders")._read_by_all(row, [partition], None) == read
 
 
+@pytest.mark.parametrize(("retry", "nodes"), [("elsewhere", 3), ("never", 3), ("elsewhere", 1)])
+async def test_one_nodes_word_that_it_has_no_topics_ends_none(retry: str, nodes: int) -> None:
+    """They had moved: a list of topics was empty, and what was left of a change took the topic for deleted."""
+    called: list[object] = []
+
+    class Topics:
+        async def query(self, *values: Any, **options: Any) -> Any:
+            raise UnknownGroup("no group on node 1", retry=retry)
+
+    async def known() -> list[int]:
+        return list(range(nodes))
+
+    async def run(call: object) -> None:
+        called.append(call)
+
+    asked: Any = SimpleNamespace(machine=lambda name: Topics(), nodes=known, run=run)
+    row: Any = SimpleNamespace(id=7, partitions=[SimpleNamespace(log="orders.0")])
+    topic = topics.Topic(asked, "orders")
+    if nodes > 1 and retry == "elsewhere":
+        for question in (topics.all_topics(asked), topics.look_up(asked, "orders")):
+            with pytest.raises(UnknownGroup):
+                await question
+        await topic._clear_up(row)
+        assert not called, "nothing is deleted"
+        return
+    assert await topics.all_topics(asked) == []
+    with pytest.raises(LogyardError, match="there is no topic"):
+        await topics.look_up(asked, "orders")
+    await topic._clear_up(row)
+    assert len(called) == 1
+
+
 @pytest.mark.parametrize("step", ["ask", "retire", "delete", "drained"])
 async def test_who_was_stopped_while_a_partition_went_takes_no_other_of_its_number(
     yard: EmbeddedSystem, step: str

@@ -331,6 +331,12 @@ async def jumps(rig: Rig) -> None:
     await until(caught_up, "log time catches up")
 
 
+async def test_a_queue_comes_to_the_newest_version_by_itself(tmp_path: Path) -> None:
+    async with cluster(tmp_path, group="") as c:
+        await rig_of(c, "queue")
+        await until(lambda: {c.member(one, "queue").version for one in c.ids} == {Queue.version})
+
+
 @pytest.fixture
 def queues_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave queues in their version, as machines that say so, until it is asked for."""

@@ -311,7 +311,7 @@ async def test_chunks_that_a_crash_left_to_nobody_go_at_the_start(tmp_path: Path
 
 @pytest.mark.parametrize("fault", ["refuses", "silent", "crashes"])
 async def test_a_member_that_does_not_answer_is_passed_over(tmp_path: Path, fault: str) -> None:
-    async with cluster(tmp_path, **{**LIMITS, "snapshot_stall_ms": 200}) as c:
+    async with cluster(tmp_path, **{**LIMITS, "snapshot_stall_ms": 2000}) as c:
         bodies = await laggard(c)
         serving = c.system(2).transfers.pull_answers
         if fault == "silent":
@@ -326,7 +326,7 @@ async def test_a_member_that_does_not_answer_is_passed_over(tmp_path: Path, faul
             await c.applied(among=[1, 3])
         else:
             await c.applied(among=[1, 3])
-            assert wire.sources() == {1} and c.system(3).transfers.pulls.failed >= 1
+            assert wire.sources() == {1} and c.system(3).transfers.pulls.failed == 1
         await served(c, 3, bodies)
 
 

@@ -81,7 +81,7 @@ async def test_a_restarted_node_is_in_within_two_seconds(
         with trio.fail_after(5):
             while a.peers._listener.refused < 100:
                 await trio.sleep(0.01)
-        with trio.fail_after(5):
+        with trio.fail_after(2):
             await nursery.start(again.run)
             await a.until(lambda: a.peers.live == {1, 2})
         nursery.cancel_scope.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -147,14 +147,18 @@ def test_a_view_that_was_told_is_told_again_later(monkeypatch: pytest.MonkeyPatc
     assert told == [told[0]] * 2
 
 
+def here_of(node: int, live: set[int], denied: Callable[[Collection[int]], bool] = lambda having: False) -> Any:
+    """What a keeper is told of its node, one of three."""
+    return SimpleNamespace(
+        cluster="c", node_id=node, live=live, members={}, names={}, configured={1, 2, 3}, said=dict, denied=denied
+    )  # fmt: skip
+
+
 async def test_a_node_that_was_removed_before_it_had_a_copy_says_so(caplog: pytest.LogCaptureFixture) -> None:
     async def change(*_: object) -> None:
         raise LogyardError("node 2 was removed", code=NODE_REMOVED)
 
-    here: Any = SimpleNamespace(
-        cluster="c", node_id=2, live={1, 2}, members={}, names={}, configured={1, 2}, said=dict,
-        denied=lambda having: False,
-    )  # fmt: skip
+    here = here_of(2, live={1, 2})
     doors: Any = SimpleNamespace(
         calls=SimpleNamespace(change=change), say=lambda node, view: True, sleepers=SimpleNamespace(led=list)
     )
@@ -171,16 +175,7 @@ async def test_a_node_that_was_removed_before_it_had_a_copy_says_so(caplog: pyte
 async def test_a_node_without_a_copy_that_all_others_refuse_as_removed_says_so() -> None:
     """Its copy had to go before it heard why, or it never had one and was started again."""
     denied = False
-    here: Any = SimpleNamespace(
-        cluster="c",
-        node_id=3,
-        live={3},
-        members={},
-        names={},
-        configured={1, 2, 3},
-        said=dict,
-        denied=lambda having: denied,
-    )
+    here = here_of(3, live={3}, denied=lambda having: denied)
     keeper = Keeper(here, cast(Any, SimpleNamespace(calls=None)))
     await keeper._look()
     assert not keeper.removed
@@ -218,16 +213,7 @@ async def test_what_its_own_copy_said_holds_when_that_has_to_go(asked: bool, mon
     copies: list[object] = [object()]
     monkeypatch.setattr(keeping, "catalog_of", lambda member: copies[-1])
     monkeypatch.setattr(keeping, "nodes_of", lambda catalog: SimpleNamespace(rows=rows))
-    here: Any = SimpleNamespace(
-        cluster="c",
-        node_id=2,
-        live={2},
-        members={},
-        names={},
-        configured={1, 2, 3},
-        said=dict,
-        denied=lambda having: False,
-    )
+    here = here_of(2, live={2})
     keeper = Keeper(here, cast(Any, SimpleNamespace(calls=None)))
     for part in ("_acquaint", "_lead", "_report", "_let_go", "_move"):
         monkeypatch.setattr(keeper, part, nothing)
